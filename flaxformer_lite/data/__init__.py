@@ -1,0 +1,1 @@
+"""From a TFDS name to token batches: builders, tokenizer, batch plan and loader."""

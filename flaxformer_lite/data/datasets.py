@@ -1,0 +1,82 @@
+"""From a dataset's name in the config to examples in memory: any TFDS translation dataset, the embedded one first."""
+
+import dataclasses
+
+import tensorflow_datasets as tfds
+
+from flaxformer_lite.data import builders
+
+EMBEDDED = "cldr_translate"
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPairs:
+    """Parallel text: `source[i]` is translated by `target[i]`, a phrase of `kind[i]` where kinds are known."""
+
+    source: list[str]
+    target: list[str]
+    kind: list[str] | None
+
+
+class Dataset:
+    """A prepared TFDS translation dataset, read without TensorFlow."""
+
+    def __init__(self, name: str, *, source_language: str | None = None):
+        """
+        Args:
+          name: TFDS name and config, 'cldr_translate/en-de'.
+          source_language: the side to translate from; None: the first in the config's name.
+
+        Raises:
+          ValueError: there is no such dataset or language, or it is not prepared and cannot be here.
+        """
+        self.name = name
+        self._builder = _open(name)
+        languages = list(self._builder.info.supervised_keys or ())[:2]
+        source = source_language or languages[0]
+        if source not in languages:
+            raise ValueError(
+                f"config.data.source_language: {name} has {' and '.join(languages)}, not {source_language!r}."
+            )
+        self.languages = (source, languages[1 - languages.index(source)])
+        self.version = str(self._builder.version)
+
+    def prepare(self) -> None:
+        """Makes the embedded dataset's files if they are not there yet."""
+        if self.name.split("/")[0] == EMBEDDED:
+            builders.prepare(self._builder)
+
+    def read(self, split: str) -> TextPairs:
+        """All examples of `split`, which may be a slice such as 'train[:10%]'.
+
+        Raises:
+          ValueError: there is no such split.
+        """
+        try:
+            source = self._builder.as_data_source(split=split)
+        except ValueError as error:
+            splits = ", ".join(self._builder.info.splits)
+            raise ValueError(f"config.data: {self.name} has no split {split!r}; it has {splits}.") from error
+        examples = source.__getitems__(range(len(source)))
+        first, second = self.languages
+        return TextPairs(
+            source=[example[first].decode() for example in examples],
+            target=[example[second].decode() for example in examples],
+            kind=[example["kind"].decode() for example in examples] if "kind" in source[0] else None,
+        )
+
+
+def _open(name: str) -> tfds.core.DatasetBuilder:
+    dataset, _, pair = name.partition("/")
+    if dataset == EMBEDDED:
+        return builders.cldr_translate(pair or "en-de")
+    try:
+        builder = tfds.builder(name, file_format="array_record")
+    except (tfds.core.DatasetNotFoundError, ValueError, ImportError) as error:
+        raise ValueError(f"config.data.dataset: TFDS cannot open {name!r}: {str(error).splitlines()[0]}") from error
+    if not builder.info.splits or not builder.info.supervised_keys:
+        raise ValueError(
+            f"config.data.dataset: {name} is not prepared as ArrayRecord below {builder.data_dir}, or is no "
+            f"translation dataset; prepare it once with: tfds build {name} --file_format=array_record"
+        )
+    return builder

@@ -1,0 +1,112 @@
+"""SentencePiece pieces shared by source and target: text in, the same text out."""
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+
+# SentencePiece writes a space as U+2581, so one in the text would come back as a space. It is escaped with a
+# private-use character, which in turn escapes itself.
+SPACE_MARK, ESCAPE = "\u2581", "\uf8ff"
+# The result of training depends on how many threads share it, so their number belongs to the recipe.
+TRAINING_THREADS = 2
+
+
+def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str, sample: int = 100_000) -> None:
+    """Trains on `sentences` and writes the model file at `path`, whole or not at all. Section 5.1.
+
+    Args:
+      vocab_size: pieces, with the 4 special tokens and 256 bytes; a digit is always a piece of its own, so that
+        numbers are copied and not memorised.
+      kind: 'unigram' or 'bpe'.
+      sample: train on at most this many sentences, taken at even distances.
+
+    Raises:
+      ValueError: the sentences cannot fill `vocab_size` pieces, or there are none.
+    """
+    texts = [escape(text) for text in sentences]
+    texts = texts[:: max(1, len(texts) // sample)]
+    if not any(texts):
+        raise ValueError("The tokenizer got no text to train on: the training split has no words.")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=vocab_size,
+            pad_id=PAD,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_id=UNK,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            byte_fallback=True,
+            split_digits=True,
+            character_coverage=1.0 if len(set("".join(texts))) < vocab_size // 4 else 0.9995,
+            max_sentence_length=1 << 20,
+            num_threads=TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(
+            f"config.data.vocab_size: no tokenizer of {vocab_size} pieces fits this text: {reason}"
+        ) from error
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(model.getvalue())
+    partial.replace(path)
+
+
+def pad_rows(rows: list[np.ndarray], length: int) -> np.ndarray:
+    """int32 (len(rows), length): each row's ids, the end symbol, and padding; an empty array stays all padding."""
+    padded = np.full((len(rows), length), PAD, np.int32)
+    for row, ids in zip(padded, rows, strict=True):
+        if len(ids):
+            row[: len(ids)] = ids
+            row[len(ids)] = EOS
+    return padded
+
+
+def cut_at_end(row: np.ndarray) -> np.ndarray:
+    """The ids of `row` before its first end symbol or padding."""
+    ends = np.flatnonzero((row == EOS) | (row == PAD))
+    return row[: ends[0]] if len(ends) else row
+
+
+def escape(text: str) -> str:
+    """`text` without U+2581."""
+    return text.replace(ESCAPE, ESCAPE + "0").replace(SPACE_MARK, ESCAPE + "1")
+
+
+def unescape(text: str) -> str:
+    """The inverse of `escape`."""
+    return text.replace(ESCAPE + "1", SPACE_MARK).replace(ESCAPE + "0", ESCAPE)
+
+
+class Tokenizer:
+    """A trained model: text to ids and back. Ids hold no start or end symbol."""
+
+    def __init__(self, path: Path):
+        """Raises ValueError if `path` is no SentencePiece model."""
+        try:
+            model = Path(path).read_bytes()
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"{path}: expected a SentencePiece model, got {error}") from error
+        self.vocab_size: int = self._pieces.vocab_size()
+        self.fingerprint: str = hashlib.sha256(model).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """One int32 array of ids a text."""
+        return [np.asarray(ids, np.int32) for ids in self._pieces.encode([escape(text) for text in texts])]
+
+    def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
+        """The texts of rows of ids, each read up to its first end symbol or padding."""
+        return [unescape(self._pieces.decode(cut_at_end(np.asarray(row)).tolist())) for row in rows]

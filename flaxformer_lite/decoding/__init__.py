@@ -1,0 +1,1 @@
+"""Turning a trained model into sequences of tokens."""

@@ -1,0 +1,45 @@
+"""Dropout whose mask for a row depends on the row's number, not on where the row is computed.
+
+A training step may split its batch over devices or microbatches. Here each row of the global batch draws its
+own random bits, so every split drops the same elements and computes the same step.
+"""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+LEVELS = 2**16  # the rate is rounded to a multiple of 1 / LEVELS
+
+
+def keep_mask(key: jax.Array, row_B: jax.Array, shape: tuple[int, ...], *, rate: float) -> jax.Array:
+    """Bool mask of `shape` = (B, ...), False with probability `rate`; row b is a function of (key, row_B[b])."""
+    elements = math.prod(shape[1:])
+    words = -(-elements // 2)  # two 16-bit draws a word: half the random bits that a float needs
+
+    def row_bits(row: jax.Array) -> jax.Array:
+        return jax.random.bits(jax.random.fold_in(key, row), (words,), jnp.uint32)
+
+    draws = jax.lax.bitcast_convert_type(jax.vmap(row_bits)(row_B), jnp.uint16).reshape(shape[0], 2 * words)
+    return draws[:, :elements].reshape(shape) >= round(rate * LEVELS)
+
+
+def dropout(x: jax.Array, key: jax.Array, row_B: jax.Array, *, rate: float) -> jax.Array:
+    """Zeroes elements of `x` (B, ...) with probability `rate` and scales the rest to keep the mean. Section 5.4."""
+    kept_share = 1 - round(rate * LEVELS) / LEVELS
+    return jnp.where(keep_mask(key, row_B, x.shape, rate=rate), x / kept_share, 0).astype(x.dtype)
+
+
+class Dropout(nn.Module):
+    """`dropout` with a key of its own from the 'dropout' RNG; the identity when deterministic or at rate 0."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, deterministic: bool, row_B: jax.Array | None = None) -> jax.Array:
+        """`row_B`: each row's number in the global batch; None: 0, 1, 2, ..."""
+        if deterministic or self.rate == 0:
+            return x
+        rows = jnp.arange(x.shape[0]) if row_B is None else row_B
+        return dropout(x, self.make_rng("dropout"), rows, rate=self.rate)

@@ -1,0 +1,78 @@
+"""The process that runs a command: quiet libraries, and compiled programs kept on disk for the next start."""
+
+import logging
+import os
+import warnings
+import zlib
+from pathlib import Path
+
+import jax
+
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+STAMP = "checked"  # a file in the cache folder: all entries older than it are whole
+
+
+def start() -> None:
+    """What every command does first."""
+    quiet_libraries()
+    enable_compilation_cache(Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache/flaxformer_lite/compiled"))
+
+
+def quiet_libraries() -> None:
+    """Keeps libraries from filling the screen; errors still show."""
+    for name in ("absl", "jax", "orbax", "etils", "tensorflow_datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    warnings.filterwarnings("ignore", module=r"(jax|flax|orbax|tensorflow_datasets|google|etils)\.")
+
+
+def enable_compilation_cache(folder: Path) -> None:
+    """Keeps compiled programs in `folder`; an entry that a killed process left unfinished is deleted first."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_truncated(folder)
+    except OSError as error:
+        logging.warning("%s: no compiled programs are kept there: %s", folder, error.strerror)
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def remove_truncated(folder: Path) -> None:
+    """Deletes cache entries written since the last call that do not decompress.
+
+    JAX writes entries in place and never replaces one, so a broken entry would be complained of at every start.
+    """
+    stamp = folder / STAMP
+    checked_until = stamp.stat().st_mtime if stamp.exists() else 0.0
+    entries = [(entry, entry.stat().st_mtime) for entry in folder.glob("*-cache")]
+    for entry, written in entries:
+        if written >= checked_until and not is_whole(entry.read_bytes()):
+            entry.unlink(missing_ok=True)
+    if entries:
+        stamp.touch()
+        os.utime(stamp, (max(written for _, written in entries),) * 2)
+
+
+def is_whole(entry: bytes) -> bool:
+    """Whether `entry` decompresses; one in a format that is not known here counts as whole."""
+    if entry[:4] == b"\x28\xb5\x2f\xfd":  # Zstandard, which JAX uses where it is installed
+        return _zstandard_is_whole(entry)
+    try:
+        zlib.decompress(entry)
+    except zlib.error:
+        return False
+    return True
+
+
+def _zstandard_is_whole(entry: bytes) -> bool:
+    try:
+        import zstandard
+    except ImportError:
+        return True
+    try:
+        zstandard.ZstdDecompressor().decompress(entry)
+    except zstandard.ZstdError:
+        return False
+    return True

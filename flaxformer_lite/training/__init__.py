@@ -1,0 +1,1 @@
+"""Losses, the pure training step, checkpoints and the one loop that uses them."""

@@ -1,0 +1,183 @@
+"""Checkpoints of a run: Orbax, written in the background, the newest and the best kept.
+
+A checkpoint lies in `<directory>/<step>/` and holds named parts, each a tree of arrays, and a JSON record of what
+else the run depends on. It is complete or it is not there; one that was damaged later is set aside, and the one
+before it is used.
+"""
+
+import contextlib
+import logging
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+Tree = Any
+
+DAMAGED = ".damaged"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax logs a line for each thing that is not there, which is no news here."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def checksum(tree: Tree) -> int:
+    """CRC-32 of all arrays of `tree`, in order: what was read is what was written."""
+    total = 0
+    for x in jax.tree.leaves(tree):
+        shard = x.addressable_shards[0].data if isinstance(x, jax.Array) else x
+        total = zlib.crc32(np.ascontiguousarray(np.asarray(shard)), total)
+    return total
+
+
+class NewestAndBest:
+    """Orbax preservation policy: the newest `newest` checkpoints and the `best` of highest score, ties to the later.
+
+    `scores` maps a step to how good its parameters are, higher is better. It is read when a checkpoint is saved, so
+    a checkpoint may be written first and scored afterwards.
+    """
+
+    def __init__(self, *, newest: int, best: int, scores: dict[int, float]):
+        self.newest, self.best, self.scores = newest, best, scores
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """One bool for each of Orbax's checkpoint infos, oldest first."""
+        del context
+        steps = [info.step for info in checkpoints]
+        kept = set(steps[-self.newest :]) | set(best_first(steps, self.scores)[: self.best])
+        return [step in kept for step in steps]
+
+
+def best_first(steps: Sequence[int], scores: dict[int, float]) -> list[int]:
+    """Those of `steps` that have a score, the highest first; of equal scores the later."""
+    return sorted((step for step in steps if step in scores), key=lambda step: (scores[step], step), reverse=True)
+
+
+class Checkpoints:
+    """The checkpoints below one directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep_newest: int = 1,
+        keep_best: int = 1,
+        scores: dict[int, float] | None = None,
+        read_only: bool = False,
+    ):
+        """`scores` (step to score, higher is better) is the caller's to update; None: there are none."""
+        self.directory = Path(directory).absolute()
+        self.scores = {} if scores is None else scores
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=NewestAndBest(newest=keep_newest, best=keep_best, scores=self.scores),
+            enable_async_checkpointing=True,
+            cleanup_tmp_directories=not read_only,
+            create=not read_only,
+            read_only=read_only,
+        )
+        with _quiet():
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def best_step(self) -> int | None:
+        """The step of the highest score that is still there, else the newest; None without a checkpoint."""
+        ranked = best_first(self.steps(), self.scores) or self.steps()[-1:]
+        return ranked[0] if ranked else None
+
+    def save(self, step: int, parts: dict[str, Tree], record: dict[str, Any]) -> None:
+        """Starts writing `parts` (arrays whole on each device) and `record` (JSON); a step is written once."""
+        if step in self._manager.all_steps():
+            return
+        sums = {name: checksum(tree) for name, tree in parts.items()}
+        items = {name: ocp.args.StandardSave(tree) for name, tree in parts.items()}
+        items["record"] = ocp.args.JsonSave({**record, "crc32": sums})
+        with _quiet():
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+    def restore(self, step: int, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
+        """The parts of `step` that `like` names, with its shapes, types and shardings, and the record.
+
+        Raises:
+          ValueError: it cannot be read, or is not what was written.
+        """
+        items = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
+        items["record"] = ocp.args.JsonRestore()
+        try:
+            with _quiet():
+                read = self._manager.restore(step, args=ocp.args.Composite(**items))
+            record, parts = read["record"], {name: read[name] for name in like}
+            for name, tree in parts.items():
+                if record["crc32"][name] != checksum(tree):
+                    raise ValueError(f"the arrays of {name!r} are not the ones that were written")
+        except Exception as error:  # whatever a damaged file makes a reader raise
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"{self.directory / str(step)}: damaged checkpoint: {reason[0]:.200}") from error
+        return parts, record
+
+    def restore_newest(self, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]] | None:
+        """The newest checkpoint that can be read, or None if there is none at all.
+
+        One that cannot be read is named in a warning, renamed to `<step>.damaged`, and the one before it is tried.
+
+        Raises:
+          ValueError: there are checkpoints, but none can be read; they are left as they are.
+        """
+        problems = {}
+        for step in reversed(self.steps()):
+            try:
+                restored = self.restore(step, like)
+            except ValueError as error:
+                problems[step] = str(error)
+                continue
+            self._set_aside(list(problems))
+            for problem in problems.values():
+                logging.warning("%s; it is renamed to end in %s, and step %d is used.", problem, DAMAGED, step)
+            return restored
+        strange = sorted(x.name for x in self.directory.iterdir() if not x.name.endswith(DAMAGED))
+        if strange and not problems:
+            problems[-1] = f"{self.directory}: expected checkpoints, found only {', '.join(strange[:3])}"
+        if problems:
+            raise ValueError(
+                "; ".join(problems.values())
+                + ". No other checkpoint is left: restore the folder from a copy, or use a new --workdir."
+            )
+        return None
+
+    def _set_aside(self, steps: list[int]) -> None:
+        if not steps:
+            return
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("every process has seen the damage")
+        if jax.process_index() == 0:
+            for step in steps:
+                aside = self.directory / f"{step}{DAMAGED}"
+                shutil.rmtree(aside, ignore_errors=True)
+                (self.directory / str(step)).rename(aside)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("the damage is set aside")
+        self._manager.reload()
+
+    def wait(self) -> None:
+        """Returns when everything saved is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits, and ends the background threads."""
+        self._manager.close()

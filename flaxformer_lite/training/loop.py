@@ -1,0 +1,338 @@
+"""Training: the one long function, from a config and a folder to a trained model."""
+
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+from flaxformer_lite import evaluate
+from flaxformer_lite import workdir as workdir_lib
+from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.data import loader, pipeline
+from flaxformer_lite.data.datasets import Dataset, TextPairs
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import checkpoint, flops, metrics, optim, parallel, writers
+from flaxformer_lite.training import step as step_lib
+from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted
+
+
+class Diverged(Exception):
+    """The loss or the gradient is not a finite number any more."""
+
+
+def fit(config: Config, workdir: Path) -> int:
+    """Trains `config` in `workdir`, from its newest checkpoint if it has one, and measures the best model.
+
+    Returns:
+      0 when training is complete; 143 or 130 when SIGTERM or SIGINT stopped it, with everything saved.
+
+    Raises:
+      ValueError: the config, the data, the devices or the workdir do not fit together.
+      Diverged: the loss or gradient is no longer finite; the last good checkpoint is kept.
+    """
+    mesh = parallel.make_mesh(config.parallel.data)
+    accumulate = config.optim.accumulate_steps
+    parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
+    dataset = Dataset(config.data.dataset, source_language=config.data.source_language)
+    workdir_lib.check(workdir, config)
+    with Interrupt() as interrupt:
+        try:
+            _train(config, Path(workdir), dataset, mesh, interrupt)
+        except Interrupted:
+            return interrupt.exit_code
+    return 0
+
+
+def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.Mesh, interrupt: Interrupt) -> None:
+    """`fit` after its checks. Raises Interrupted where a signal stopped it, with the state saved."""
+    started = time.monotonic()
+    chief = jax.process_index() == 0
+    paths = workdir_lib.create(workdir, config) if chief else workdir_lib.Workdir(workdir)
+    _barrier("the workdir is there")
+
+    # What a step is made of: data, model, optimizer and devices. Whatever may take long runs in the background,
+    # so that a signal is heard meanwhile.
+    background = Background()
+    wait = interrupt.wait_for
+    data = wait(background.submit(pipeline.load, config, dataset, paths.tokenizer))
+    config = with_vocabulary(config, data.tokenizer.vocab_size)
+    model = transformer.build_model(config.model)
+    schedule = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
+    optimizer = optim.make_optimizer(config.optim, **schedule)
+    mode = parallel.MODES[config.parallel.mode](mesh)
+    train_step = functools.partial(
+        step_lib.train_step,
+        model=model,
+        optimizer=optimizer,
+        label_smoothing=config.train.label_smoothing,
+        microbatches=config.optim.accumulate_steps,
+        axis_name=mode.axis_name,
+    )
+    initial_state = functools.partial(step_lib.init_state, model, optimizer, seed=config.train.seed)
+    state_shapes = jax.eval_shape(initial_state)
+    compile_step = functools.partial(mode.compile, train_step, state_shapes, donate=True)
+    compiling: dict[tuple[int, int], Future] = {}
+
+    def start_compiling(shape: tuple[int, int]) -> Future:
+        if shape not in compiling:
+            compiling[shape] = background.submit(compile_step, shape)
+        return compiling[shape]
+
+    # Where it starts: at the newest checkpoint, or at step 0.
+    scores: dict[int, float] = {}  # of each evaluated step, higher is better
+    kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best}
+    checkpoints = checkpoint.Checkpoints(paths.checkpoints, scores=scores, **kept)
+    restored = checkpoints.restore_newest(parallel.whole_on(mesh, _to_parts(state_shapes)))
+    done = int(restored[1]["step"]) if restored else 0
+    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint}
+    if restored:
+        _check_identity(restored[1], identity, paths)
+        scores.update(_known_scores(restored[1], paths, config.train.best_metric))
+    if _is_finished(paths, config, done, scores):
+        checkpoints.close()
+        return _say(f"{workdir} is complete; nothing was trained.\n" + closing_table(paths))
+    if done < config.train.num_steps:
+        for shape in [data.train.plan.shape(done), *data.train.plan.shapes()]:
+            start_compiling(shape)
+    state = mode.put_state(_from_parts(restored[0]) if restored else jax.jit(initial_state)())
+
+    stop = _StopTogether(interrupt, mesh)
+    evaluator = evaluate.Evaluator(
+        model,
+        config,
+        mode,
+        compile_with=lambda compile: wait(background.submit(compile)),
+        between_batches=stop.now,
+    )
+    writer = writers.MetricsWriter(paths.path, enabled=chief)
+    progress = writers.Progress(done, config.train.num_steps, enabled=chief)
+    meter = _Meter()
+
+    def settle(step: int, sums: Any) -> None:
+        """Reads the metrics of `step`, which waits for it; checks, logs and shows them."""
+        sums = mode.read(sums)
+        values = metrics.divide(sums)
+        _check_finite(step, values, checkpoints)
+        meter.add(tokens=float(sums["loss"][1]))
+        values["learning_rate"] = float(optim.learning_rate(step, config.optim, **schedule))
+        if step % config.train.log_every == 0 or step == config.train.num_steps:
+            writer.write(step, "train", {**values, "tokens_per_second": meter.rate()})
+            meter.restart()
+        progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], "tok/s": meter.rate()})
+
+    def save() -> None:
+        record = {"step": done, **identity, "scores": {str(step): score for step, score in scores.items()}}
+        checkpoints.save(done, _to_parts(mode.replicated(state)), record)
+
+    def measure() -> None:
+        """Evaluates the state on validation data, and notes how good it is."""
+        values = evaluator.token_metrics(state.params, data.validation)
+        count = min(config.train.decode_examples, len(data.validation.texts.source))
+        if count:
+            whole = mode.replicated(state.params)
+            hypotheses = evaluator.translate(whole, data.tokenizer, data.validation.pairs.source[:count])
+            values |= evaluate.score_texts(hypotheses, data.validation.texts.target[:count])[0]
+            if chief:
+                samples = _samples(data.validation.texts, hypotheses)
+                workdir_lib.write_whole(paths.samples / f"{done}.txt", samples)
+                progress.note("\n".join(samples.splitlines()[:8]))
+        writer.write(done, "validation", values)
+        progress.note(f"step {done}  validation  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
+        scores[done] = metrics.score(values, config.train.best_metric)
+        meter.restart()
+
+    def evaluation_is_due() -> bool:
+        return done > 0 and (done % config.train.eval_every == 0 or done == config.train.num_steps)
+
+    unsettled = None  # (step, its metrics, still on the devices)
+    try:
+        if evaluation_is_due() and done not in scores:
+            measure()
+        _say(_resolved(config, data, mesh, state_shapes.params))
+        batches = pipeline.batches(data.train, num_steps=config.train.num_steps)
+        for batch in loader.stream(batches, mode.put_batch, first_step=done):
+            if early_stop(scores, config.train.patience):
+                break
+            run_step = wait(start_compiling(data.train.plan.shape(done)))
+            state, sums = run_step(state, batch)
+            done += 1
+            if unsettled:  # only now, with the next step on its way
+                settle(*unsettled)
+            unsettled = (done, sums)
+            if evaluation_is_due() or done % config.train.checkpoint_every == 0:
+                settle(*unsettled)
+                unsettled = None
+                save()
+            if evaluation_is_due():
+                measure()
+            stop.soon()
+    except Interrupted as reason:
+        if reason.agreed:
+            if unsettled:
+                settle(*unsettled)
+            save()
+            checkpoints.wait()
+            _say(f"stopped after step {done} and saved; the same command goes on from there.")
+        raise
+    finally:
+        progress.close()
+        checkpoints.wait()
+
+    # The result: the best parameters on the test split.
+    best = checkpoints.best_step()
+    params = checkpoints.restore(best, parallel.whole_on(mesh, {"params": state_shapes.params}))[0]["params"]
+    checkpoints.close()
+    read_test = functools.partial(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config)
+    test = wait(background.submit(read_test))
+    values = evaluator.token_metrics(mode.put_state(params), test)
+    hypotheses = evaluator.translate(params, data.tokenizer, test.pairs.source)
+    translation_scores, signature = evaluate.score_texts(hypotheses, test.texts.target)
+    by_kind = evaluate.by_kind(hypotheses, test.texts)
+    if chief:
+        workdir_lib.write_whole(paths.samples / "test.txt", _samples(test.texts, hypotheses))
+    writer.write(best, "test", {**values, **translation_scores, **by_kind})
+    writer.close()
+    _say(f"{closing_table(paths)}\nsacreBLEU signature {signature}\n{_written(paths, time.monotonic() - started)}")
+
+
+class _StopTogether:
+    """Raises Interrupted at the same place in every process, once a signal has come to any of them."""
+
+    def __init__(self, interrupt: Interrupt, mesh: jax.sharding.Mesh):
+        self._interrupt, self._mesh, self._asked = interrupt, mesh, None
+
+    def now(self) -> None:
+        """Asks all processes and waits for the answer."""
+        if jax.process_count() == 1:
+            self._interrupt.check()
+        elif parallel.any_process(self._interrupt.requested, self._mesh):
+            raise Interrupted(agreed=True)
+
+    def soon(self) -> None:
+        """Asks all processes, and acts on the answer of the call before: no step waits for it."""
+        if jax.process_count() == 1:
+            return self._interrupt.check()
+        before, self._asked = self._asked, parallel.any_process(self._interrupt.requested, self._mesh)
+        if before is not None and before:
+            raise Interrupted(agreed=True)
+
+
+class _Meter:
+    """Target tokens a second since the last restart."""
+
+    def __init__(self):
+        self.restart()
+
+    def restart(self) -> None:
+        self._tokens, self._since = 0.0, time.monotonic()
+
+    def add(self, tokens: float) -> None:
+        self._tokens += tokens
+
+    def rate(self) -> float:
+        return self._tokens / max(1e-9, time.monotonic() - self._since)
+
+
+def early_stop(scores: dict[int, float], patience: int | None) -> bool:
+    """Whether `patience` evaluations have passed since the best one."""
+    if patience is None or not scores:
+        return False
+    best = checkpoint.best_first(list(scores), scores)[0]
+    return sum(step > best for step in scores) >= patience
+
+
+def closing_table(paths: workdir_lib.Workdir) -> str:
+    """The metrics of the test line that ends `metrics.jsonl`."""
+    record = writers.read_metrics(paths.metrics)[-1]
+    names = [name for name in record if name not in ("step", "split")]
+    return f"test split, best step {record['step']}\n{evaluate.table({name: record[name] for name in names})}"
+
+
+def _barrier(name: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def _say(text: str) -> None:
+    """A line for the user, from one process only."""
+    if jax.process_index() == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _to_parts(state: step_lib.TrainState) -> dict[str, Any]:
+    """The parts of a checkpoint; `params` are all that decoding has to read."""
+    return {"params": state.params, "progress": state.replace(params=None)}
+
+
+def _from_parts(parts: dict[str, Any]) -> step_lib.TrainState:
+    return parts["progress"].replace(params=parts["params"])
+
+
+def _check_identity(record: dict[str, Any], identity: dict[str, str], paths: workdir_lib.Workdir) -> None:
+    for name, place in (("tokenizer", paths.tokenizer), ("data", "the dataset or its order")):
+        if record[name] != identity[name]:
+            raise ValueError(
+                f"{place}: not what the run in {paths.path} was trained with up to step {record['step']}; "
+                "put the old one back, or use a new --workdir."
+            )
+
+
+def _known_scores(record: dict[str, Any], paths: workdir_lib.Workdir, metric: str) -> dict[int, float]:
+    """Scores of all evaluations up to the checkpoint of `record`: those it holds, and those logged after it."""
+    logged = writers.validation_scores(paths.metrics, lambda values: metrics.score(values, metric))
+    saved = {int(step): score for step, score in record["scores"].items()}
+    return saved | {step: score for step, score in logged.items() if step <= record["step"]}
+
+
+def _is_finished(paths: workdir_lib.Workdir, config: Config, done: int, scores: dict[int, float]) -> bool:
+    """Whether training has come to its end and the last thing logged is its test line."""
+    trained = done >= config.train.num_steps or early_stop(scores, config.train.patience)
+    logged = writers.read_metrics(paths.metrics)
+    return trained and bool(logged) and logged[-1]["split"] == "test"
+
+
+def _check_finite(step: int, values: dict[str, float], checkpoints: checkpoint.Checkpoints) -> None:
+    if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+        kept = checkpoints.steps()
+        raise Diverged(
+            f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: training has diverged. "
+            f"The last good checkpoint is {f'of step {kept[-1]}' if kept else 'none yet'}. Try a lower "
+            "optim.learning_rate, more optim.warmup_steps, optim.clip_norm=1.0, or model.norm_placement='pre'."
+        )
+
+
+def _samples(texts: TextPairs, hypotheses: list[str]) -> str:
+    """Source, translation and reference of each, one below the other."""
+    rows = zip(texts.source, hypotheses, texts.target, strict=False)
+    return "".join(f"source       {s}\ntranslation  {h}\nreference    {r}\n\n" for s, h, r in rows)
+
+
+def _resolved(config: Config, data: pipeline.Data, mesh: jax.sharding.Mesh, params: Any) -> str:
+    """What will be trained, on what, and on which devices."""
+    plan = data.train.plan
+    shapes = " ".join(f"{rows}x{length}" for rows, length in sorted(plan.shapes()))
+    rows, length = plan.shapes()[0]
+    work = flops.train_step(config.model, rows, length)
+    left_out = f", left out {plan.too_long} too long and {plan.empty} empty" if plan.too_long + plan.empty else ""
+    return (
+        f"{config.data.dataset}: {len(data.train.texts.source):,} examples{left_out}; "
+        f"vocabulary {config.model.vocab_size:,}; {sum(x.size for x in jax.tree.leaves(params)):,} parameters; "
+        f"{config.parallel.mode} over {mesh.size} x {mesh.devices.flat[0].device_kind}; "
+        f"batches {shapes}, {plan.padding_share():.0%} padding; {plan.steps_per_epoch} steps an epoch; "
+        f"{work / 1e9:,.3g} GFLOPs a step of {rows}x{length}"
+    )
+
+
+def _written(paths: workdir_lib.Workdir, seconds: float) -> str:
+    return (
+        f"{seconds / 60:.1f} minutes. Written to {paths.path}: config.json, metrics.jsonl, events.* for TensorBoard, "
+        "tokenizer.model, checkpoints/, samples/\n"
+        f"Translate with: flaxformer-lite translate --workdir={paths.path}"
+    )

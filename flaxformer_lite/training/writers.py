@@ -1,0 +1,118 @@
+"""Where numbers go: metrics.jsonl always, TensorBoard beside it, and a progress line for whoever watches."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorboardX
+import tqdm
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl: of several with the same split and step, the last. A torn last line is ignored."""
+    latest: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in Path(path).read_bytes().splitlines(keepends=True) if Path(path).exists() else []:
+        if not line.endswith(b"\n"):
+            break
+        record = json.loads(line)
+        latest.pop((record["split"], record["step"]), None)
+        latest[record["split"], record["step"]] = record
+    return list(latest.values())
+
+
+def validation_scores(path: Path, score: Callable[[dict[str, Any]], float]) -> dict[int, float]:
+    """Step to `score(record)` of every evaluation on the validation split that `path` tells of."""
+    return {r["step"]: score(r) for r in read_metrics(path) if r["split"] == "validation"}
+
+
+def remove_torn_line(path: Path) -> None:
+    """Cuts what follows the last line end: a process that was killed may have left half a line."""
+    if path.exists():
+        with path.open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl` and to TensorBoard's event file below `workdir`; does nothing if not `enabled`."""
+
+    def __init__(self, workdir: Path, *, enabled: bool = True):
+        self._file = self._events = None
+        if enabled:
+            remove_torn_line(workdir / "metrics.jsonl")
+            self._file = os.open(workdir / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._events = tensorboardX.SummaryWriter(str(workdir), flush_secs=10)
+
+    def write(self, step: int, split: str, values: dict[str, float]) -> None:
+        """One line, in one write; a value that JSON cannot hold becomes null."""
+        if self._file is None:
+            return
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        os.write(self._file, (json.dumps({"step": step, "split": split, **finite}) + "\n").encode())
+        for name, value in values.items():
+            self._events.add_scalar(f"{split}/{name}", value, step)
+
+    def close(self) -> None:
+        """Flushes both."""
+        if self._file is not None:
+            os.close(self._file)
+            self._events.close()
+
+
+class Progress:
+    """A bar on a terminal; in a log file, a line every `seconds`. Counts from `first` to `last`."""
+
+    def __init__(self, first: int, last: int, *, enabled: bool = True, seconds: float = 10.0):
+        self._last, self._seconds = last, seconds
+        self._begun = self._shown = time.monotonic()
+        self._first = first
+        self._enabled = enabled
+        self._bar = None
+        if enabled and sys.stderr.isatty():
+            self._bar = tqdm.tqdm(total=last, initial=first, unit="step", dynamic_ncols=True, smoothing=0.05)
+
+    def update(self, step: int, values: dict[str, float]) -> None:
+        """Shows `step` of the total and `values`, such as loss and tokens per second."""
+        text = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif self._enabled and time.monotonic() - self._shown >= self._seconds:
+            self._shown = time.monotonic()
+            left = (self._shown - self._begun) / max(1, step - self._first) * (self._last - step)
+            print(f"step {step}/{self._last}  {text}  {_clock(left)} left", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line of text that the bar does not run over."""
+        if self._enabled:
+            tqdm.tqdm.write(text, file=sys.stderr)
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Leaves the bar where it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def table(rows: list[list[str]]) -> str:
+    """Rows of text in columns: the first left, the others right-aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
+
+
+def _aligned(row: list[str], widths: list[int]) -> Iterator[str]:
+    for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.rjust(width) if i else cell.ljust(width)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"

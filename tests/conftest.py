@@ -1,0 +1,31 @@
+"""What holds for every test: 8 fake CPU devices, folders of its own, strict shapes.
+
+The environment is set before jax is imported, and the processes that a test starts inherit it.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+_FOLDER = tempfile.mkdtemp(prefix="flaxformer_lite_tests_")
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{_FOLDER}/compile_cache")
+os.environ.setdefault("TFDS_DATA_DIR", f"{_FOLDER}/tfds")
+
+import jax  # noqa: E402  (the environment above must come first)
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The checkout that these tests belong to."""
+    return Path(__file__).resolve().parent.parent
