@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -38,7 +39,7 @@ def find_config(name: str) -> Path:
         return Path(name)
     shipped = shipped_configs()
     if name not in shipped:
-        raise ValueError(f"--config={name}: no such file and no shipped config{did_you_mean(name, shipped)}.")
+        raise ValueError(f"--config={name}: no such file and no shipped config{did_you_mean(name, shipped)}")
     return shipped[name]
 
 
@@ -123,9 +124,10 @@ def _set_field(config: config_dict.ConfigDict, argument: str) -> None:
 def _check_field(config: config_dict.ConfigDict, name: str) -> None:
     node, path = config, "config"
     for part in name.split(".")[1:]:
-        if not isinstance(node, config_dict.ConfigDict) or part not in node:
-            valid = list(node.keys()) if isinstance(node, config_dict.ConfigDict) else []
-            raise ValueError(f"{path}.{part}: there is no such field{did_you_mean(part, valid)}.")
+        if not isinstance(node, config_dict.ConfigDict):
+            raise ValueError(f"{path}.{part}: there is no such field; {path} has none, its value is {node!r}.")
+        if part not in node:
+            raise ValueError(f"{path}.{part}: there is no such field{did_you_mean(part, node.keys())}")
         node, path = node[part], f"{path}.{part}"
 
 
@@ -142,12 +144,11 @@ def _first_line(error: BaseException) -> str:
 
 def _line_in(error: BaseException, file: Path) -> str:
     """':12' for the last line of `file` that led to `error`."""
-    line, trace = "", error.__traceback__
-    while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename) == file:
-            line = f":{trace.tb_lineno}"
-        trace = trace.tb_next
-    return f":{error.lineno}" if isinstance(error, SyntaxError) else line
+    if isinstance(error, SyntaxError) and error.filename == str(file.absolute()):
+        return f":{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(file.absolute())]
+    return f":{lines[-1]}" if lines else ""
 
 
 class TrainRequest(NamedTuple):

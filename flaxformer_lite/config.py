@@ -64,9 +64,7 @@ class DataConfig:
 class OptimConfig:
     """Adam with warmup; section 5.3."""
 
-    schedule: str = (
-        "paper"  # 'paper': equation 3; 'inverse_sqrt': the same curve by its peak; 'linear': warm up, then to zero
-    )
+    schedule: str = "paper"  # 'paper': equation 3; 'inverse_sqrt': the same, named by its peak; 'linear': up, then to 0
     learning_rate: float = 1.0  # 'paper': factor of equation 3; else the highest rate reached
     warmup_steps: int = 4000  # steps of linear increase
     b1: float = 0.9  # decay of the mean of gradients
@@ -203,7 +201,9 @@ def resolve(user_config: Mapping[str, Any]) -> Config:
       ValueError: an unknown section or field (the nearest valid name is given), a value of the wrong type or
         out of range, or two fields that contradict each other. The message starts with the field's name.
     """
-    sections = {f.name: typing.get_type_hints(Config)[f.name] for f in dataclasses.fields(Config)}
+    sections = typing.get_type_hints(Config)
+    if not isinstance(user_config, (Mapping, config_dict.ConfigDict)):
+        raise ValueError(f"config: expected the sections {', '.join(sections)}, got {user_config!r}.")
     _check_names("", user_config, sections)
     resolved = {}
     for section, section_class in sections.items():
@@ -236,14 +236,14 @@ def _check_names(prefix: str, given: Iterable[str], valid: Iterable[str]) -> Non
     valid = list(valid)
     for name in given:
         if name not in valid:
-            raise ValueError(f"config.{prefix}{name}: there is no such field{did_you_mean(name, valid)}.")
+            raise ValueError(f"config.{prefix}{name}: there is no such field{did_you_mean(name, valid)}")
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """ "; did you mean 'x'?"-style ending for a message, or the list of what is valid if nothing is near."""
+    """How a message about a wrong `name` ends: "; did you mean 'x'?", or all that is valid if nothing is near."""
     valid = sorted(valid)
     near = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}" if near else f"; valid are {', '.join(valid)}"
+    return f"; did you mean {near[0]!r}?" if near else f"; valid are {', '.join(valid)}."
 
 
 def _plain_type(hint: Any) -> type:
@@ -268,7 +268,7 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         wanted = "a tuple of int" if plain is tuple else plain.__name__
         raise ValueError(f"config.{name}: expected {wanted}, got {value!r} ({type(value).__name__}).")
     if name in CHOICES and value not in CHOICES[name]:
-        raise ValueError(f"config.{name}: {value!r} is not a choice{did_you_mean(value, CHOICES[name])}.")
+        raise ValueError(f"config.{name}: {value!r} is not a choice{did_you_mean(value, CHOICES[name])}")
     if name in LOWEST and value < LOWEST[name]:
         raise ValueError(f"config.{name}: expected {LOWEST[name]} or more, got {value}.")
     if name in POSITIVE and not (value > 0 and math.isfinite(value)):

@@ -4,15 +4,25 @@ import contextlib
 import fcntl
 import io
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core import writer
+from tensorflow_datasets.proto import tf_example_pb2
 
 from flaxformer_lite.data import cldr
 
 HELD_OUT = 2_000  # examples of validation, and of test
+
+
+class _SameBytesWriter(writer.ExampleWriter):
+    """Writes the features of a record in the order of their names; protobuf orders them anew in each process."""
+
+    def write(self, path: str | PathLike, examples: Iterable[tuple[int, bytes]]) -> None:
+        records = ((key, tf_example_pb2.Example.FromString(record)) for key, record in examples)
+        super().write(path, ((key, record.SerializeToString(deterministic=True)) for key, record in records))
 
 
 class CldrTranslate(tfds.core.GeneratorBasedBuilder):
@@ -23,9 +33,7 @@ class CldrTranslate(tfds.core.GeneratorBasedBuilder):
     """
 
     VERSION = tfds.core.Version(cldr.VERSION)
-    RELEASE_NOTES = {
-        cldr.VERSION: "Corpus number, then the version of the CLDR: the same version has the same bytes."
-    }
+    RELEASE_NOTES = {cldr.VERSION: "Corpus number, then the version of the CLDR: the same version has the same bytes."}
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="en-de", description="English to German.")]
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -52,6 +60,9 @@ class CldrTranslate(tfds.core.GeneratorBasedBuilder):
         source, target = locales_of(self.builder_config.name)
         for number, phrase in enumerate(phrases):
             yield number, {source: phrase.source, target: phrase.target, "kind": phrase.kind}
+
+    def _example_writer(self) -> writer.ExampleWriter:
+        return _SameBytesWriter(self.info.file_format)
 
 
 def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) -> CldrTranslate:
@@ -90,46 +101,49 @@ def prepare(builder: tfds.core.DatasetBuilder) -> None:
     """Writes the dataset under its TFDS folder, once, however many processes ask for it at the same time.
 
     Raises:
-      ValueError: the folder cannot be written.
+      ValueError: the folder cannot be written, or holds something else.
     """
     if not _is_prepared(builder):
-        with _locked(builder):
-            if not _is_prepared(builder):  # nobody did it while this process waited
-                _remove_leftovers(builder)
-                _generate(builder)
-    builder.info.read_from_directory(
-        builder.data_path
-    )  # another process may have written it since `builder` was made
+        try:
+            with _locked(builder):
+                if not _is_prepared(builder):  # nobody did it while this process waited
+                    _remove_leftovers(builder)
+                    _generate(builder)
+        except OSError as error:
+            raise ValueError(
+                f"Cannot write the dataset {builder.info.full_name} to {_root(builder)} ({error.strerror or error}); "
+                "set TFDS_DATA_DIR or `data_dir` to a folder that can be written."
+            ) from error
+    if not _is_prepared(builder):  # TFDS leaves an existing folder as it is
+        raise ValueError(
+            f"Expected a dataset in {builder.data_dir}, got no dataset_info.json there; remove the folder."
+        )
+    builder.info.read_from_directory(builder.data_path)  # another process may have written it since `builder` was made
 
 
 def _is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
-    return (Path(builder.data_path) / "dataset_info.json").exists()
+    return (builder.data_path / "dataset_info.json").exists()
+
+
+def _root(builder: tfds.core.DatasetBuilder) -> Path:
+    """The folder of all datasets: the full name, dataset/config/version, is the path below it."""
+    return Path(builder.data_dir).parents[builder.info.full_name.count("/")]
 
 
 @contextlib.contextmanager
 def _locked(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
     """Holds the lock file of the dataset; the system lets go of it when the process dies, however it dies."""
-    name = builder.info.full_name  # dataset/config/version, which is the path below the TFDS folder
-    root = Path(builder.data_path).parents[name.count("/")]
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / f".{name.replace('/', '.')}.lock").open("w")
-    except OSError as error:
-        raise ValueError(
-            f"Cannot write the dataset {name} to {root} ({error.strerror}); set TFDS_DATA_DIR or `data_dir` to "
-            "a folder that can be written."
-        ) from error
-    with lock:
+    _root(builder).mkdir(parents=True, exist_ok=True)
+    with (_root(builder) / f".{builder.info.full_name.replace('/', '.')}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def _remove_leftovers(builder: tfds.core.DatasetBuilder) -> None:
     """Removes what a killed preparation left; needs the lock, or it would remove a running one."""
-    target = Path(builder.data_path)
+    target = Path(builder.data_dir)
     for folder in target.parent.glob(f"incomplete.*_{target.name}"):
         shutil.rmtree(folder)
-    shutil.rmtree(target, ignore_errors=True)
 
 
 def _generate(builder: tfds.core.DatasetBuilder) -> None:

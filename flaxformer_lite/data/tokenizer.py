@@ -31,7 +31,8 @@ def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str, s
       ValueError: the sentences cannot fill `vocab_size` pieces, or there are none.
     """
     texts = [escape(text) for text in sentences]
-    texts = texts[:: max(1, len(texts) // sample)]
+    if len(texts) > sample:
+        texts = [texts[i * len(texts) // sample] for i in range(sample)]
     if not any(texts):
         raise ValueError("The tokenizer got no text to train on: the training split has no words.")
     model = io.BytesIO()

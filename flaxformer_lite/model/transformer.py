@@ -1,5 +1,7 @@
 """The encoder-decoder of "Attention Is All You Need": Figure 1, from token ids to logits."""
 
+import functools
+
 import flax.linen as nn
 import flax.struct
 import jax
@@ -129,7 +131,8 @@ class EncoderDecoder(nn.Module):
         self.decoder = Decoder(c)
         if not c.tie_embeddings:
             init = nn.initializers.xavier_uniform()
-            self.output = nn.Dense(c.vocab_size, use_bias=False, dtype=c.dtype, kernel_init=init)
+            dot = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+            self.output = nn.Dense(c.vocab_size, use_bias=False, dtype=c.dtype, kernel_init=init, dot_general=dot)
 
     def __call__(
         self,
@@ -185,6 +188,6 @@ class EncoderDecoder(nn.Module):
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """The final projection, (B, T, V) float32; with tied embeddings its matrix is theirs. Section 3.4."""
         if not self.config.tie_embeddings:
-            return self.output(x_BTD).astype(jnp.float32)
+            return self.output(x_BTD)
         table_VD = self.target_embedding.embedding.astype(x_BTD.dtype)
         return jnp.einsum("BTD,VD->BTV", x_BTD, table_VD, preferred_element_type=jnp.float32)

@@ -1,0 +1,228 @@
+"""The phrases: aligned, distinct, and the same for everybody who has the same version."""
+
+import datetime
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from babel import Locale
+
+from flaxformer_lite.data import cldr
+
+DAYS = "Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag".split()
+MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
+
+
+@pytest.fixture(scope="module")
+def en_de():
+    return cldr.phrases("en", "de", per_kind=331)
+
+
+def of_kind(phrases, kind):
+    return [(phrase.source, phrase.target) for phrase in phrases if phrase.kind == kind]
+
+
+def letters(choice):
+    """A kind of one family: letters that read the same in every locale."""
+    return lambda source, target: [(lambda rng: rng.choice(choice), [lambda letter, locale: letter])]
+
+
+def digits(text):
+    return re.sub(r"\D", "", text).rstrip("0")
+
+
+def render(kind, value, styles, pick):
+    """Source and target of `value` in style number `pick` of the first family of a kind, from English to German."""
+    locales = Locale("en"), Locale("de")
+    return cldr._render(value, cldr.KINDS[kind](*locales)[0][1][:styles], pick, *locales)
+
+
+def test_every_slice_of_the_phrases_holds_all_kinds_alike(en_de):
+    assert len(en_de) == 331 * len(cldr.KINDS)
+    for start in (0, 7, 1301):
+        window = en_de[start : start + 50]
+        assert Counter(phrase.kind for phrase in window) == dict.fromkeys(cldr.KINDS, 50 // len(cldr.KINDS))
+
+
+def test_no_source_comes_twice(en_de):
+    assert len({phrase.source for phrase in en_de}) == len(en_de)
+
+
+def test_a_source_that_two_kinds_could_hold_stays_with_the_first(monkeypatch):
+    monkeypatch.setattr(cldr, "KINDS", {"vowel": letters("aeiou"), "letter": letters("aeioubcdfg")})
+    phrases = cldr.phrases("en", "de", per_kind=5)
+    assert "".join(sorted(source for source, _ in of_kind(phrases, "vowel"))) == "aeiou"
+    assert "".join(sorted(source for source, _ in of_kind(phrases, "letter"))) == "bcdfg"
+
+
+def test_what_is_rare_in_a_kind_stands_anywhere_in_it(monkeypatch):
+    common = [chr(code) for code in range(0x4E00, 0x5E00)]
+    families = letters("abcdefghijk")(None, None) + letters(common)(None, None)
+    monkeypatch.setattr(cldr, "KINDS", {"letter": lambda source, target: families})
+    sources = [phrase.source for phrase in cldr.phrases("en", "de", per_kind=401)]
+    rare = [place for place, source in enumerate(sources) if source in "abcdefghijk"]
+    assert len(rare) == 11
+    assert max(rare) > 200  # all were drawn among the first 60 or so
+    assert min(rare) < 200
+
+
+def test_a_full_date_in_english_is_the_same_day_in_german(en_de):
+    full = [pair for pair in of_kind(en_de, "date") if "day, " in pair[0]]
+    assert len(full) > 50
+    for source, target in full:
+        day = datetime.datetime.strptime(source, "%A, %B %d, %Y")
+        assert target == f"{DAYS[day.weekday()]}, {day.day}. {MONTHS[day.month - 1]} {day.year}"
+
+
+def test_a_short_date_names_its_year_by_two_digits_on_both_sides(en_de):
+    short = [pair for pair in of_kind(en_de, "date") if "/" in pair[0]]
+    assert len(short) > 50
+    for source, target in short:
+        month, day, year = source.split("/")
+        assert target == f"{int(day):02}.{int(month):02}.{year}"
+
+
+def test_a_time_of_day_in_english_is_the_same_moment_in_german(en_de):
+    with_seconds = [pair for pair in of_kind(en_de, "time") if re.fullmatch(r"\d+:\d\d:\d\d.[AP]M", pair[0])]
+    assert len(with_seconds) > 50
+    for source, target in with_seconds:
+        moment = datetime.datetime.strptime(source.replace("\u202f", " "), "%I:%M:%S %p")
+        assert target == f"{moment:%H:%M:%S}"
+
+
+def test_numbers_and_amounts_keep_all_their_digits(en_de):
+    for kind in ("number", "measure", "money", "money_in_words", "duration"):
+        for source, target in of_kind(en_de, kind):
+            if "100" not in source:  # 'liters per 100 kilometers' is part of the unit
+                assert digits(source) == digits(target), (source, target)
+
+
+def test_most_amounts_have_two_decimals(en_de):
+    for kind in ("money", "money_in_words"):
+        amounts = [target for _, target in of_kind(en_de, kind)]
+        assert sum(bool(re.search(r"\d,\d\d\b", amount)) for amount in amounts) > 0.7 * len(amounts)
+
+
+def test_a_date_that_is_both_long_and_medium_takes_the_long_target():
+    in_may, in_june = datetime.datetime(2024, 5, 3), datetime.datetime(2024, 6, 3)
+    assert render("date", in_may, 4, 2) == render("date", in_may, 4, 1) == ("May 3, 2024", "3. Mai 2024")
+    assert render("date", in_june, 4, 2) == ("Jun 3, 2024", "03.06.2024")
+
+
+def test_a_language_that_is_called_like_a_country_is_left_out():
+    locale = Locale("en")
+    assert locale.languages["na"] == locale.territories["NR"] == "Nauru"
+    ((draw, _),) = cldr.languages(locale, Locale("de"))
+    rng = random.Random(0)
+    drawn = {code for _ in range(3001) for code in draw(rng)}
+    assert "na" not in drawn
+    assert len(drawn) > 200
+
+
+def test_lists_are_drawn_from_more_than_200_names_and_measures_from_more_than_40_units():
+    rng, locales = random.Random(1), (Locale("en"), Locale("de"))
+    for kind, least in (("countries", 200), ("languages", 200)):
+        ((draw, _),) = cldr.KINDS[kind](*locales)
+        drawn = [draw(rng) for _ in range(3001)]
+        assert len({code for codes in drawn for code in codes}) > least
+        assert {len(codes) for codes in drawn} == {1, 2, 3}
+    ((draw, _),) = cldr.measures(*locales)
+    assert len({draw(rng)[0] for _ in range(3001)}) > 40
+
+
+def test_a_union_of_countries_is_not_among_the_countries():
+    locale, rng = Locale("en"), random.Random(2)
+    ((draw, _),) = cldr.countries(locale, Locale("de"))
+    drawn = {locale.territories[code] for _ in range(3001) for code in draw(rng)}
+    assert {"Europe", "European Union", "Eurozone", "United Nations", "Unknown Region"}.isdisjoint(drawn)
+    assert {"Germany", "Åland Islands"} <= drawn
+
+
+def test_the_currencies_are_those_of_a_fixed_day(monkeypatch):
+    def name(code):
+        return Locale("en").currencies[code]
+
+    assert "DEM" not in cldr._currencies(Locale("en"), Locale("de"), name)
+    monkeypatch.setattr(cldr, "LIVE_CURRENCIES", datetime.date(1990, 1, 1))
+    assert "DEM" in cldr._currencies(Locale("en"), Locale("de"), name)
+
+
+def test_a_currency_whose_symbol_stands_for_another_one_too_is_left_out():
+    names = {"USD": "$", "CAD": "$", "EUR": "€"}
+    assert cldr._unambiguous(names, names.get) == ["USD", "EUR"]
+
+
+@pytest.mark.parametrize("pair", ["de-en", "sv-fi", "fr-ja", "pt_BR-zh_Hant", "ar-he", "ru-hi", "th-ko"])
+def test_other_pairs_of_locales_have_every_kind(pair):
+    phrases = cldr.phrases(*pair.split("-"), per_kind=23)
+    assert {phrase.kind for phrase in phrases} == set(cldr.KINDS)
+    assert len({phrase.source for phrase in phrases}) == 23 * len(cldr.KINDS)
+
+
+def test_a_kind_that_a_locale_has_no_data_for_is_left_out():
+    kinds = {phrase.kind for phrase in cldr.phrases("en", "la", per_kind=23)}
+    assert kinds == set(cldr.KINDS) - {"measure"}
+
+
+def test_a_kind_that_cannot_fill_its_number_is_left_out_whole(monkeypatch):
+    kinds = {"letter": letters("abc"), "date": cldr.dates, "number": cldr.numbers}
+    monkeypatch.setattr(cldr, "KINDS", kinds)
+    assert {phrase.kind for phrase in cldr.phrases("en", "de", per_kind=3)} == set(kinds)
+    assert {phrase.kind for phrase in cldr.phrases("en", "de", per_kind=5)} == {"date", "number"}
+
+
+def test_a_style_without_data_is_left_out_and_its_family_goes_on():
+    ((_, styles),) = [family for family in cldr.numbers(Locale("ja"), Locale("ko")) if len(family[1]) == 2]
+    with pytest.raises(KeyError):
+        styles[0](cldr.Decimal(12300), Locale("ja"))
+    assert cldr._usable(cldr._draw_compact, styles, Locale("ja"), Locale("ko")) == styles[1:]
+
+
+def test_two_locales_that_share_too_little_are_refused_with_what_they_share():
+    with pytest.raises(ValueError, match="of 'en' and 'ann' the CLDR has enough for date, time"):
+        cldr.phrases("en", "ann", per_kind=23)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("pt-br", "'pt_BR'"), ("PT_BR", "'pt_BR'"), ("ja_JPN", "'ja_JP'"), ("", "'en'")]
+)
+def test_an_unknown_locale_is_refused_with_the_nearest_names(name, nearest):
+    with pytest.raises(ValueError, match=f"Unknown locale '{name}'.*nearest is .*({nearest})"):
+        cldr.phrases(name, "de", per_kind=1)
+
+
+def test_a_locale_is_not_translated_into_itself():
+    with pytest.raises(ValueError, match="two different locales, got 'de' twice"):
+        cldr.phrases("de", "de", per_kind=1)
+
+
+def test_the_phrases_do_not_depend_on_the_host(en_de):
+    program = (
+        "from flaxformer_lite.data import cldr\n"
+        "import sys; sys.stdout.reconfigure(encoding='utf-8')\n"
+        "print(*cldr.phrases('en', 'de', per_kind=331), sep='\\n')"
+    )
+    host = {"PYTHONHASHSEED": "97", "TZ": "Pacific/Apia", "LC_ALL": "de_DE.UTF-8", "LANGUAGE": "fr"}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | host, capture_output=True, encoding="utf-8", check=True
+    )
+    assert result.stdout.splitlines() == [str(phrase) for phrase in en_de]
+
+
+def test_another_version_draws_other_phrases(monkeypatch):
+    first = {phrase.source for phrase in cldr.phrases("en", "de", per_kind=97)}
+    assert {phrase.source for phrase in cldr.phrases("en", "de", per_kind=97)} == first
+    monkeypatch.setattr(cldr, "VERSION", f"{cldr.CORPUS + 1}.47.0")
+    second = {phrase.source for phrase in cldr.phrases("en", "de", per_kind=97)}
+    assert len(first & second) < 0.1 * len(first)
+
+
+def test_the_version_holds_the_corpus_number_and_the_version_of_the_cldr():
+    corpus, *rest = cldr.VERSION.split(".")
+    assert int(corpus) == cldr.CORPUS
+    assert ".".join(rest).startswith(cldr.get_cldr_version())
+    assert len(rest) == 2
