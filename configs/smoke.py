@@ -8,7 +8,7 @@ from flaxformer_lite.config import default_config
 
 def get_config():
     config = default_config()
-    config.model.update(d_model=64, num_heads=8, d_ff=128, num_encoder_layers=2, num_decoder_layers=2, max_length=128)
+    config.model.update(d_model=64, d_ff=128, num_encoder_layers=2, num_decoder_layers=2, max_length=128)
     config.data.update(train_split="train[:4000]", validation_split="validation[:200]", test_split="test[:100]")
     config.data.update(vocab_size=1024, tokens_per_batch=1024, buckets=(32, 64))
     config.optim.update(schedule="inverse_sqrt", learning_rate=2e-3, warmup_steps=20)

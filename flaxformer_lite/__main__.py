@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from flaxformer_lite import command_line
-from flaxformer_lite.command_line import fail
+from flaxformer_lite.command_line import complain, exit_now, fail
 
 USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tells more)
 
@@ -24,7 +24,8 @@ def train(arguments: Sequence[str]) -> int:
     try:
         return loop.fit(request.config, request.workdir)
     except loop.Diverged as error:
-        fail(str(error), code=1)
+        complain(str(error))
+        return 1
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -64,11 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = COMMANDS[command](rest)
     except ValueError as error:
-        fail(str(error))
+        complain(str(error))
+        code = 2
     except BrokenPipeError:
         code = 0
-    from flaxformer_lite.training.interrupt import exit_now
-
     exit_now(code)
 
 

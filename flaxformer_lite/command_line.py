@@ -1,6 +1,7 @@
 """The one parser: flags and a config file in; one line on standard error and exit code 2 for whatever is wrong."""
 
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,10 +18,22 @@ from flaxformer_lite.config import did_you_mean
 PACKAGE = Path(__file__).parent
 
 
-def fail(message: str, code: int = 2) -> NoReturn:
-    """One message on standard error, and the end of the process."""
+def fail(message: str) -> NoReturn:
+    """One message on standard error, and the end of the process with exit code 2."""
+    complain(message)
+    raise SystemExit(2)
+
+
+def complain(message: str) -> None:
+    """One message on standard error."""
     print(f"error: {message}", file=sys.stderr, flush=True)
-    raise SystemExit(code)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Ends the process without waiting for threads, which may be inside XLA for long."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -233,7 +246,7 @@ def _required_workdir(values: flags.FlagValues) -> Path:
 
 
 def read_lines(path: Path | None) -> list[str]:
-    """The lines of a UTF-8 file, or of standard input, without their line ends.
+    """The lines of a UTF-8 file, or of standard input, without their line ends (LF or CRLF).
 
     Raises:
       ValueError: the file cannot be read, or a line is not UTF-8; it is named.
@@ -246,7 +259,7 @@ def read_lines(path: Path | None) -> list[str]:
     lines = []
     for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else [], start=1):
         try:
-            lines.append(line.decode("utf-8"))
+            lines.append(line.removesuffix(b"\r").decode("utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{name}, line {number}: expected UTF-8, got byte 0x{line[error.start]:02x} at column "
@@ -256,12 +269,12 @@ def read_lines(path: Path | None) -> list[str]:
 
 
 def write_lines(path: Path | None, lines: Sequence[str]) -> None:
-    """Writes one line each, to a file that appears whole or to standard output.
+    """Writes one line each, to a file that appears whole or to standard output; a line end within one is a space.
 
     Raises:
       ValueError: the file cannot be written.
     """
-    text = "".join(line + "\n" for line in lines)
+    text = "".join(line.replace("\n", " ") + "\n" for line in lines)
     if path is None:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()

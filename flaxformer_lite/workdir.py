@@ -1,9 +1,11 @@
 """The folder of one run: what lies where in it, and what a second start may change."""
 
+import contextlib
 import dataclasses
 import datetime
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from flaxformer_lite import config as config_lib
@@ -95,6 +97,25 @@ def create(path: Path, config: Config) -> Workdir:
     except OSError as error:
         raise ValueError(f"--workdir={path}: cannot be written to: {error.strerror}; choose another folder.") from error
     return workdir
+
+
+@contextlib.contextmanager
+def untouched_if_refused(path: Path) -> Iterator[None]:
+    """Takes back what the block makes at `path` if it raises ValueError before it logs: bad input leaves nothing."""
+    workdir = Workdir(Path(path).absolute())
+    inside = (workdir.tokenizer, workdir.config, workdir.samples, workdir.checkpoints)
+    missing = [entry for entry in (*inside, workdir.path, *workdir.path.parents) if not entry.exists()]
+    begun = workdir.metrics.exists()
+    config = None if workdir.config in missing else workdir.config.read_text(encoding="utf-8")
+    try:
+        yield
+    except ValueError:
+        for entry in missing if begun or not workdir.metrics.exists() else ():
+            with contextlib.suppress(OSError):  # it was not made, or holds something else
+                entry.rmdir() if entry.is_dir() else entry.unlink()
+        if config is not None:
+            write_whole(workdir.config, config)
+        raise
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -29,3 +29,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def repo_root() -> Path:
     """The checkout that these tests belong to."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of a small run that was never stopped; tests read it and leave it as it is."""
+    import runs
+
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    process = runs.run(*runs.flags(), f"--workdir={workdir}", module=None)
+    assert process.returncode == 0, process.stderr
+    (workdir.parent / "stderr.txt").write_text(process.stderr, encoding="utf-8")
+    return workdir

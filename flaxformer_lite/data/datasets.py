@@ -1,6 +1,7 @@
 """From a dataset's name in the config to examples in memory: any TFDS translation dataset, the embedded one first."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow_datasets as tfds
 
@@ -46,17 +47,24 @@ class Dataset:
         if self.name.split("/")[0] == EMBEDDED:
             builders.prepare(self._builder)
 
+    def check_split(self, split: str) -> None:
+        """Raises ValueError if there is no such split; reads no example."""
+        self._open_split(split)
+
+    def _open_split(self, split: str) -> Sequence[dict[str, bytes]]:
+        try:
+            return self._builder.as_data_source(split=split)
+        except ValueError as error:
+            splits = ", ".join(self._builder.info.splits)
+            raise ValueError(f"config.data: {self.name} has no split {split!r}; it has {splits}.") from error
+
     def read(self, split: str) -> TextPairs:
         """All examples of `split`, which may be a slice such as 'train[:10%]'.
 
         Raises:
           ValueError: there is no such split.
         """
-        try:
-            source = self._builder.as_data_source(split=split)
-        except ValueError as error:
-            splits = ", ".join(self._builder.info.splits)
-            raise ValueError(f"config.data: {self.name} has no split {split!r}; it has {splits}.") from error
+        source = self._open_split(split)
         examples = source.__getitems__(range(len(source)))
         first, second = self.languages
         return TextPairs(

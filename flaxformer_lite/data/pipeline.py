@@ -39,7 +39,11 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
     Raises:
       ValueError: there is no such split, or no example in it fits the batches.
     """
-    texts = dataset.read(name)
+    return make_split(dataset.read(name), tokens, config)
+
+
+def make_split(texts: TextPairs, tokens: Tokenizer, config: Config) -> Split:
+    """`texts` tokenised and planned; raises ValueError if no example fits the batches."""
     pairs = TokenPairs(tokens.encode(texts.source), tokens.encode(texts.target))
     plan = BatchPlan(
         *pairs.lengths(),
@@ -52,16 +56,22 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
 
 
 def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
-    """Prepares and reads the dataset; process 0 trains the tokenizer if `tokenizer_path` does not exist."""
+    """Prepares and reads the dataset; process 0 trains the tokenizer if `tokenizer_path` does not exist.
+
+    Raises:
+      ValueError: a split is missing, or holds nothing to train on.
+    """
     dataset.prepare()
+    for name in (config.data.train_split, config.data.validation_split, config.data.test_split):
+        dataset.check_split(name)
+    texts = dataset.read(config.data.train_split)
     if not tokenizer_path.exists() and jax.process_index() == 0:
-        texts = dataset.read(config.data.train_split)
         both = [*texts.source, *texts.target]
         tokenizer.train(both, tokenizer_path, vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("the tokenizer is trained")
     tokens = Tokenizer(tokenizer_path)
-    train = read_split(dataset, config.data.train_split, tokens, config)
+    train = make_split(texts, tokens, config)
     validation = read_split(dataset, config.data.validation_split, tokens, config)
     return Data(tokens, train, validation, loader.fingerprint(train.pairs, train.plan))
 

@@ -7,7 +7,6 @@ coming back. So whatever takes long in XLA runs in a worker thread while the mai
 import concurrent.futures
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -66,14 +65,11 @@ class Interrupt:
             raise Interrupted(agreed=jax.process_count() == 1)
 
     def wait_for(self, future: concurrent.futures.Future) -> Any:
-        """The future's result; raises Interrupted as soon as a signal comes, leaving its thread at work."""
-        while True:
+        """The future's result; raises Interrupted if a signal comes before it is there, leaving its thread at work."""
+        while not future.done():
             self.check()
-            try:
-                return future.result(timeout=NAP)
-            except concurrent.futures.TimeoutError:
-                if future.done():  # the work itself raised a TimeoutError
-                    raise
+            concurrent.futures.wait([future], timeout=NAP)
+        return future.result()
 
 
 class Background:
@@ -101,10 +97,3 @@ class Background:
                 future.set_result(function(*args))
             except BaseException as error:  # it belongs to whoever asks for the result
                 future.set_exception(error)
-
-
-def exit_now(code: int) -> None:
-    """Ends the process without waiting for threads that may be inside XLA."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -1,15 +1,16 @@
 """Training: the one long function, from a config and a folder to a trained model."""
 
+import contextlib
 import functools
 import math
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 from flaxformer_lite import evaluate
@@ -42,12 +43,15 @@ def fit(config: Config, workdir: Path) -> int:
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     dataset = Dataset(config.data.dataset, source_language=config.data.source_language)
     workdir_lib.check(workdir, config)
-    with Interrupt() as interrupt:
+    chief = jax.process_index() == 0
+    with Interrupt() as interrupt, workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext():
         try:
             _train(config, Path(workdir), dataset, mesh, interrupt)
-        except Interrupted:
-            return interrupt.exit_code
-    return 0
+        except Interrupted as reason:
+            if not reason.agreed:
+                return interrupt.exit_code
+        _barrier("the run has ended")  # if process 0 went first, the others would take it for a failure
+        return interrupt.exit_code
 
 
 def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.Mesh, interrupt: Interrupt) -> None:
@@ -66,6 +70,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     model = transformer.build_model(config.model)
     schedule = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
     optimizer = optim.make_optimizer(config.optim, **schedule)
+    rates = jax.device_get(optim.learning_rate(np.arange(1, config.train.num_steps + 1), config.optim, **schedule))
     mode = parallel.MODES[config.parallel.mode](mesh)
     train_step = functools.partial(
         step_lib.train_step,
@@ -98,10 +103,10 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     if _is_finished(paths, config, done, scores):
         checkpoints.close()
         return _say(f"{workdir} is complete; nothing was trained.\n" + closing_table(paths))
-    if done < config.train.num_steps:
+    if done < config.train.num_steps and mode.compiles_ahead:
         for shape in [data.train.plan.shape(done), *data.train.plan.shapes()]:
             start_compiling(shape)
-    state = mode.put_state(_from_parts(restored[0]) if restored else jax.jit(initial_state)())
+    state = mode.put_state(_from_parts(restored[0]) if restored else wait(Background().submit(jax.jit(initial_state))))
 
     stop = _StopTogether(interrupt, mesh)
     evaluator = evaluate.Evaluator(
@@ -121,11 +126,11 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         values = metrics.divide(sums)
         _check_finite(step, values, checkpoints)
         meter.add(tokens=float(sums["loss"][1]))
-        values["learning_rate"] = float(optim.learning_rate(step, config.optim, **schedule))
+        values["learning_rate"] = float(rates[step - 1])
+        progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], "tok/s": meter.rate()})
         if step % config.train.log_every == 0 or step == config.train.num_steps:
             writer.write(step, "train", {**values, "tokens_per_second": meter.rate()})
             meter.restart()
-        progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], "tok/s": meter.rate()})
 
     def save() -> None:
         record = {"step": done, **identity, "scores": {str(step): score for step, score in scores.items()}}
@@ -189,8 +194,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     best = checkpoints.best_step()
     params = checkpoints.restore(best, parallel.whole_on(mesh, {"params": state_shapes.params}))[0]["params"]
     checkpoints.close()
-    read_test = functools.partial(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config)
-    test = wait(background.submit(read_test))
+    test = wait(background.submit(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config))
     values = evaluator.token_metrics(mode.put_state(params), test)
     hypotheses = evaluator.translate(params, data.tokenizer, test.pairs.source)
     translation_scores, signature = evaluate.score_texts(hypotheses, test.texts.target)
@@ -211,16 +215,23 @@ class _StopTogether:
     def now(self) -> None:
         """Asks all processes and waits for the answer."""
         if jax.process_count() == 1:
-            self._interrupt.check()
-        elif parallel.any_process(self._interrupt.requested, self._mesh):
-            raise Interrupted(agreed=True)
+            return self._interrupt.check()
+        self._act_on(self._ask())
 
     def soon(self) -> None:
         """Asks all processes, and acts on the answer of the call before: no step waits for it."""
         if jax.process_count() == 1:
             return self._interrupt.check()
-        before, self._asked = self._asked, parallel.any_process(self._interrupt.requested, self._mesh)
-        if before is not None and before:
+        before, self._asked = self._asked, self._ask()
+        if before is not None:
+            self._act_on(before)
+
+    def _ask(self) -> jax.Array:
+        return parallel.largest(self._interrupt.signal or 0, self._mesh)
+
+    def _act_on(self, answer: jax.Array) -> None:
+        if int(answer):
+            self._interrupt.signal = int(answer)  # every process exits with the code of this signal
             raise Interrupted(agreed=True)
 
 

@@ -10,8 +10,9 @@ Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
 def correct_tokens(logits_BTV: jax.Array, labels_BT: jax.Array, weights_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(weighted number of tokens whose logit is the highest, sum of `weights_BT`)."""
-    hit_BT = (jnp.argmax(logits_BTV, axis=-1) == labels_BT).astype(jnp.float32)
+    """(weighted number of tokens whose label has the highest logit, sum of `weights_BT`)."""
+    label_BT = jnp.take_along_axis(logits_BTV, labels_BT[..., None], axis=-1)[..., 0]
+    hit_BT = label_BT >= logits_BTV.max(axis=-1)  # on a CPU a maximum is several times faster than an argmax
     return (hit_BT * weights_BT).sum(), weights_BT.sum()
 
 

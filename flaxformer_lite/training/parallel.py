@@ -97,17 +97,18 @@ def batch_struct(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {"source": ids, "target": ids, "row": jax.ShapeDtypeStruct((rows,), jnp.int32)}
 
 
-def any_process(flag: bool, mesh: Mesh) -> jax.Array:
-    """Whether `flag` holds in any process, as an array that can be read later: nobody waits here."""
-    mine = np.full((len(mesh.local_devices),), flag)
+def largest(number: int, mesh: Mesh) -> jax.Array:
+    """The largest `number` of all processes, as an array that can be read later: nobody waits here."""
+    mine = np.full((len(mesh.local_devices),), number, np.int32)
     shards = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(AXIS)), mine)
-    return jax.jit(jnp.any, out_shardings=NamedSharding(mesh, PartitionSpec()))(shards)
+    return jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))(shards)
 
 
 class MeshMode:
     """`jit` over the mesh: the compiler splits the global batch and adds what devices must exchange."""
 
     axis_name = None
+    compiles_ahead = True
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -147,13 +148,20 @@ class PmapMode:
         self.mesh = mesh
         self._local = mesh.local_devices
         self._leading = NamedSharding(Mesh(np.array(self._local), (AXIS,)), PartitionSpec(AXIS))
+        self.compiles_ahead = jax.process_count() == 1
 
     def compile(self, step: Callable, state: Tree, shape: tuple[int, int], *, donate: bool) -> Callable:
         """`step(state, batch)` compiled for global batches of `shape` (rows, length)."""
         rows, length = shape
         device_batch = batch_struct(rows // self.mesh.size, length)
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
-        return mapped.lower(*jax.tree.map(self._a_device_each, (state, device_batch))).compile()
+        arguments = jax.tree.map(self._a_device_each, (state, device_batch))
+        if self.compiles_ahead:
+            return mapped.lower(*arguments).compile()
+        # Over several processes pmap compiles in its first call only, which all of them must make at the same time.
+        zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), self._leading), arguments)
+        jax.block_until_ready(mapped(*zeros))
+        return mapped
 
     def _a_device_each(self, x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((len(self._local), *x.shape), x.dtype)

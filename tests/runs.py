@@ -1,0 +1,171 @@
+"""Runs that tests start: the smoke config cut down, in a process of its own or in this one."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from flaxformer_lite import command_line
+from flaxformer_lite.config import Config
+from flaxformer_lite.training import loop, writers
+
+ROOT = Path(__file__).resolve().parent.parent
+# Dropout is on, as in the smoke config. Two buckets, so two compiled steps; six checkpoints a run.
+SMALL = {
+    "data.train_split": "train[:1000]",
+    "data.validation_split": "validation[:24]",
+    "data.test_split": "test[:24]",
+    "data.vocab_size": 512,
+    "data.tokens_per_batch": 512,
+    "train.num_steps": 24,
+    "train.eval_every": 12,
+    "train.checkpoint_every": 4,
+    "train.decode_examples": 8,
+    "parallel.data": 1,
+}
+
+
+def flags(changes: dict[str, object] | None = None) -> list[str]:
+    """The command line of SMALL with `changes`."""
+    return ["--config=smoke", *(f"--config.{name}={value}" for name, value in {**SMALL, **(changes or {})}.items())]
+
+
+def small_config(changes: dict[str, object] | None = None) -> Config:
+    """What `flags` say."""
+    return command_line.parse_train(flags(changes)).config
+
+
+def fit(workdir: Path, changes: dict[str, object] | None = None) -> int:
+    """Trains SMALL with `changes` in this process."""
+    return loop.fit(small_config(changes), workdir)
+
+
+def start(*arguments: str, env: dict[str, str] | None = None, module: str | None = "flaxformer_lite", **options):
+    """`python -m flaxformer_lite ARGUMENTS`, or `python train.py ARGUMENTS` if `module` is None, as a process."""
+    program = ["-m", module] if module else [str(ROOT / "train.py")]
+    command = [sys.executable, *program, *arguments]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(command, env={**os.environ, **(env or {})}, **pipes)
+
+
+def run(*arguments: str, input: bytes = b"", **options) -> subprocess.CompletedProcess:
+    """`start`, waited for."""
+    process = start(*arguments, stdin=subprocess.PIPE, **options)
+    out, err = process.communicate(input, timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
+
+
+@contextlib.contextmanager
+def started(*arguments: str, **options):
+    """`start`, killed at the end of the block if it still runs."""
+    process = start(*arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, **options)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.communicate()
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen, *, seconds: float = 120.0) -> None:
+    """Returns once `condition` holds; fails if it does not in time, or if the process ends before."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None:
+            raise AssertionError(f"the process ended with {process.returncode}: {process.stderr.read().decode()}")
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def stop_at(condition: Callable[[], bool], number: signal.Signals, *arguments: str, **options) -> tuple[int, str]:
+    """Starts a process, sends it a signal once `condition` holds, and returns its exit code and standard error."""
+    with started(*arguments, **options) as process:
+        wait_until(condition, process)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=120)
+        return process.returncode, err.decode()
+
+
+def lines_of(path: Path, split: str) -> list[dict]:
+    """The lines of `split` in metrics.jsonl, the last of each step."""
+    return [record for record in writers.read_metrics(path / "metrics.jsonl") if record["split"] == split]
+
+
+def last_step(path: Path) -> int:
+    """The last training step that has been logged; 0 without any."""
+    return max((record["step"] for record in lines_of(path, "train")), default=0)
+
+
+def losses(path: Path) -> dict[int, float]:
+    """The last logged training loss of each step."""
+    return {record["step"]: record["loss"] for record in lines_of(path, "train")}
+
+
+def checkpoint_arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint, by Orbax alone, under its path."""
+    arrays = {}
+    for part in ("params", "progress"):
+        with ocp.StandardCheckpointer() as checkpointer:
+            tree = checkpointer.restore((workdir / "checkpoints" / str(step) / part).absolute())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            arrays[part + jax.tree_util.keystr(path)] = np.asarray(leaf)
+    return arrays
+
+
+def assert_same_arrays(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
+    """Equal bit for bit, under the same names."""
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.dtype == second[name].dtype and array.tobytes() == second[name].tobytes(), name
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Path to contents of every file below `folder`, folders included (as empty), lock files left out."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def error_lines(text: str) -> list[str]:
+    """The lines of standard error that begin as every refusal does."""
+    return [line for line in text.splitlines() if re.match(r"error: ", line)]
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def two_processes(*arguments: Sequence[str], script: Sequence[str], **options) -> list[subprocess.Popen]:
+    """Two processes of four devices each that find each other on loopback, running `script` and the arguments."""
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [
+                sys.executable,
+                *script,
+                *arguments,
+                f"--coordinator_address=127.0.0.1:{port}",
+                "--num_processes=2",
+                f"--process_id={number}",
+            ],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            **options,
+        )
+        for number in range(2)
+    ]

@@ -1,0 +1,380 @@
+"""One place for every setting: the paper's defaults, the strict crossing, and the configs that are shipped."""
+
+import ast
+import dataclasses
+import io
+import json
+import tokenize
+import typing
+
+import pytest
+from ml_collections import config_dict
+
+from flaxformer_lite import command_line
+from flaxformer_lite import config as config_lib
+from flaxformer_lite.config import (
+    MAY_DIFFER_ON_RESUME,
+    Config,
+    ModelConfig,
+    default_config,
+    differences,
+    resolve,
+    to_config_dict,
+    to_dict,
+    with_vocabulary,
+)
+from flaxformer_lite.model.transformer import build_model
+from flaxformer_lite.training.step import param_shapes
+
+SECTIONS = typing.get_type_hints(Config)
+FIELDS = [(section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)]
+OPTIONAL = {
+    "model.vocab_size": 37000,
+    "model.d_head": 67,
+    "data.source_language": "de",
+    "optim.clip_norm": 0.5,
+    "train.patience": 3,
+}
+
+
+def nested(**fields):
+    """{'model': {'d_model': 2}} for model__d_model=2."""
+    result = {}
+    for name, value in fields.items():
+        section, field = name.split("__")
+        result.setdefault(section, {})[field] = value
+    return result
+
+
+# The paper's sections 3, 5 and 6.1.
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("model", dict(d_model=512, num_heads=8, d_ff=2048, num_encoder_layers=6, num_decoder_layers=6)),
+        ("model", dict(position="sinusoidal", norm_placement="post", tie_embeddings=True, dropout=0.1)),
+        ("data", dict(vocab_size=37000, tokens_per_batch=25000)),
+        ("optim", dict(schedule="paper", learning_rate=1.0, warmup_steps=4000, b1=0.9, b2=0.98, eps=1e-9)),
+        ("train", dict(num_steps=100_000, label_smoothing=0.1)),
+        ("decode", dict(max_extra_length=50)),
+    ],
+)
+def test_the_defaults_are_the_base_model_of_the_paper(section, expected):
+    defaults = to_dict(Config())[section]
+    assert {name: defaults[name] for name in expected} == expected
+
+
+def test_nothing_given_is_all_defaults():
+    assert resolve({}) == resolve(default_config()) == Config()
+
+
+@pytest.mark.parametrize("given", [None, 5, [], "model"])
+def test_what_is_no_config_at_all_is_refused(given):
+    with pytest.raises(ValueError, match=r"^config"):
+        resolve(given)
+
+
+@pytest.mark.parametrize("given", [None, 5, "d_model"])
+def test_a_section_without_fields_is_refused_by_name(given):
+    with pytest.raises(ValueError, match=r"^config\.model: expected a section with fields, got"):
+        resolve({"model": given})
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "near"),
+    [
+        ({"modle": {}}, "config.modle", "model"),
+        ({"optimizer": {}}, "config.optimizer", "optim"),
+        ({"model": {"num_head": 4}}, "config.model.num_head", "num_heads"),
+        ({"train": {"n_steps": 4}}, "config.train.n_steps", "num_steps"),
+        ({"optim": {"warmup": 4}}, "config.optim.warmup", "warmup_steps"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_valid_one(given, field, near):
+    with pytest.raises(ValueError) as caught:
+        resolve(given)
+    assert str(caught.value) == f"{field}: there is no such field; did you mean {near!r}?"
+
+
+def test_a_name_that_is_like_no_other_is_refused_with_all_that_are_valid():
+    with pytest.raises(ValueError) as caught:
+        resolve({"parallel": {"qqq": 1}})
+    assert str(caught.value) == "config.parallel.qqq: there is no such field; valid are data, mode."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("model.d_model", "512", "int"),
+        ("model.d_model", 512.0, "int"),
+        ("model.d_model", True, "int"),
+        ("model.d_model", None, "int"),
+        ("model.vocab_size", "37000", "int"),
+        ("model.tie_embeddings", 1, "bool"),
+        ("model.dropout", "0.1", "float"),
+        ("model.dropout", True, "float"),
+        ("model.dtype", 32, "str"),
+        ("data.buckets", 32, "a tuple of int"),
+        ("data.buckets", (32, 64.0), "a tuple of int"),
+        ("data.buckets", (True, 64), "a tuple of int"),
+        ("optim.clip_norm", "1", "float"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_the_type_wanted(name, value, wanted):
+    section, field = name.split(".")
+    with pytest.raises(ValueError) as caught:
+        resolve({section: {field: value}})
+    assert str(caught.value) == f"config.{name}: expected {wanted}, got {value!r} ({type(value).__name__})."
+
+
+def test_a_whole_number_will_do_for_a_float_and_a_list_for_a_tuple():
+    config = resolve(nested(optim__learning_rate=2, optim__clip_norm=3, data__buckets=[7, 11]))
+    assert (config.optim.learning_rate, config.optim.clip_norm) == (2.0, 3.0)
+    assert isinstance(config.optim.learning_rate, float) and isinstance(config.optim.clip_norm, float)
+    assert config.data.buckets == (7, 11)
+
+
+@pytest.mark.parametrize("name", sorted(config_lib.CHOICES))
+def test_only_the_choices_of_a_field_are_taken(name):
+    section, field = name.split(".")
+    for choice in config_lib.CHOICES[name]:
+        assert getattr(getattr(resolve({section: {field: choice}}), section), field) == choice
+    wrong = config_lib.CHOICES[name][0] + "x"
+    with pytest.raises(ValueError) as caught:
+        resolve({section: {field: wrong}})
+    near = config_lib.CHOICES[name][0]
+    assert str(caught.value) == f"config.{name}: {wrong!r} is not a choice; did you mean {near!r}?"
+
+
+@pytest.mark.parametrize("name", sorted(config_lib.LOWEST))
+def test_a_number_below_the_lowest_is_refused_by_name(name):
+    section, field = name.split(".")
+    lowest = config_lib.LOWEST[name]
+    with pytest.raises(ValueError, match=rf"^config\.{name}: expected {lowest} or more, got {lowest - 1}\.$"):
+        resolve({section: {field: lowest - 1}})
+    try:
+        resolve({section: {field: lowest}})
+    except ValueError as error:  # alone it may contradict another field, but it is in range
+        assert "or more" not in str(error)
+
+
+@pytest.mark.parametrize("name", config_lib.POSITIVE)
+@pytest.mark.parametrize("value", [0.0, -1e-3, float("inf"), float("nan")])
+def test_what_must_be_positive_and_finite_is_refused_by_name_when_it_is_not(name, value):
+    section, field = name.split(".")
+    with pytest.raises(ValueError, match=rf"^config\.{name}: expected a positive finite number, got"):
+        resolve({section: {field: value}})
+
+
+@pytest.mark.parametrize("name", config_lib.BELOW_ONE)
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
+def test_a_share_outside_of_zero_to_one_is_refused_by_name(name, value):
+    section, field = name.split(".")
+    with pytest.raises(ValueError, match=rf"^config\.{name}: expected at least 0 and less than 1, got"):
+        resolve({section: {field: value}})
+
+
+@pytest.mark.parametrize("names", [config_lib.LOWEST, config_lib.POSITIVE, config_lib.BELOW_ONE, config_lib.CHOICES])
+def test_every_field_with_a_rule_exists(names):
+    assert {tuple(name.split(".")) for name in names} <= set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "says"),
+    [
+        (dict(model__num_heads=7), "model.num_heads", "7 heads do not divide d_model = 512"),
+        (dict(model__d_model=511, model__d_head=64), "model.d_model", "need an even width, got 511"),
+        (dict(data__buckets=()), "data.buckets", "increasing positive lengths"),
+        (dict(data__buckets=(64, 32)), "data.buckets", "increasing positive lengths"),
+        (dict(data__buckets=(32, 32)), "data.buckets", "increasing positive lengths"),
+        (dict(data__buckets=(0, 32)), "data.buckets", "increasing positive lengths"),
+        (dict(data__buckets=(32, 257)), "data.buckets", "257, is over model.max_length = 256"),
+        (dict(data__tokens_per_batch=2047), "data.tokens_per_batch", "must be at least 2048"),
+        (dict(optim__accumulate_steps=3), "optim.accumulate_steps", "3 does not divide data.rows_multiple = 8"),
+        (dict(model__vocab_size=36999), "model.vocab_size", "36999 contradicts data.vocab_size = 37000"),
+        (dict(parallel__data=0), "parallel.data", "expected -1 (all devices) or at least 1, got 0"),
+        (dict(parallel__data=-2), "parallel.data", "expected -1 (all devices) or at least 1, got -2"),
+        (dict(train__best_metric="bleu", train__decode_examples=0), "train.best_metric", "needs translations"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields, name, says):
+    with pytest.raises(ValueError) as caught:
+        resolve(nested(**fields))
+    assert str(caught.value).startswith(f"config.{name}: ")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(model__num_heads=7, model__d_head=64),
+        dict(model__d_model=511, model__d_head=64, model__position="learned"),
+        dict(data__tokens_per_batch=2048),
+        dict(optim__accumulate_steps=4),
+        dict(model__vocab_size=37000),
+        dict(parallel__data=-1),
+        dict(train__best_metric="accuracy", train__decode_examples=0),
+    ],
+)
+def test_the_other_side_of_each_contradiction_is_accepted(fields):
+    config = to_dict(resolve(nested(**fields)))
+    for name, value in fields.items():
+        section, field = name.split("__")
+        assert config[section][field] == value
+
+
+def test_a_config_survives_the_way_through_a_configdict_and_through_json():
+    config = resolve(
+        nested(
+            model__d_head=67, model__dtype="bfloat16", data__buckets=(7, 11), optim__clip_norm=0.5, train__patience=3
+        )
+    )
+    assert config != Config()
+    assert resolve(to_config_dict(config)) == config
+    assert resolve(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_the_fields_that_may_be_none_are_these():
+    hints = {f"{s}.{f}": typing.get_type_hints(SECTIONS[s])[f] for s, f in FIELDS}
+    assert {name for name, hint in hints.items() if type(None) in typing.get_args(hint)} == OPTIONAL.keys()
+
+
+@pytest.mark.parametrize(("name", "value"), OPTIONAL.items())
+def test_a_field_that_may_be_none_can_be_set_in_the_configdict_and_only_to_its_type(name, value):
+    section, field = name.split(".")
+    config = default_config()
+    assert config[section][field] is None
+    with pytest.raises(TypeError):
+        config[section][field] = ["a list"]
+    config[section][field] = value
+    assert getattr(getattr(resolve(config), section), field) == value
+
+
+def test_a_new_name_in_the_configdict_is_refused_when_it_is_resolved():
+    config = default_config()
+    config.model.num_experts = 3
+    with pytest.raises(ValueError, match=r"^config\.model\.num_experts: there is no such field"):
+        resolve(config)
+
+
+def test_differences_name_the_field_with_both_values():
+    new = resolve(nested(model__d_ff=1031, train__patience=3))
+    assert differences(Config(), Config()) == []
+    assert differences(Config(), new) == [("model.d_ff", 2048, 1031), ("train.patience", None, 3)]
+    assert differences(new, Config()) == [("model.d_ff", 1031, 2048), ("train.patience", 3, None)]
+
+
+def test_on_resume_only_these_fields_may_differ():
+    free = {f"{s}.{f}" for s, f in FIELDS if f"{s}.{f}".startswith(MAY_DIFFER_ON_RESUME)}
+    train = "num_steps log_every eval_every checkpoint_every keep_newest keep_best patience decode_examples".split()
+    expected = {f"train.{name}" for name in train} | {f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")}
+    assert free == expected
+
+
+def test_the_vocabulary_of_the_model_is_that_of_the_tokenizer():
+    config = with_vocabulary(Config(), 1009)
+    assert config.model == dataclasses.replace(ModelConfig(), vocab_size=1009)
+    assert with_vocabulary(config, 1009) == config
+    with pytest.raises(ValueError, match=r"^config\.model\.vocab_size: expected 1013, .* got 1009\.$"):
+        with_vocabulary(config, 1013)
+
+
+def fields_read(source):
+    """The (section, field) that `source` reads, as `config.model.d_model`, `model.d_model` or `self.config.d_model`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            owner = getattr(node.value, "attr", getattr(node.value, "id", None))
+            sections = SECTIONS if owner in ("config", "c") else [owner]
+            found |= {(section, node.attr) for section in sections}
+    return found
+
+
+@pytest.fixture(scope="module")
+def read_in_the_package(repo_root):
+    files = [file for file in (repo_root / "flaxformer_lite").rglob("*.py") if file.name != "config.py"]
+    return set().union(*(fields_read(file.read_text(encoding="utf-8")) for file in files))
+
+
+@pytest.mark.parametrize(("section", "field"), FIELDS)
+def test_every_field_is_read_somewhere_in_the_package(section, field, read_in_the_package):
+    assert (section, field) in read_in_the_package
+
+
+def test_a_field_that_nothing_reads_is_found_out():
+    found = fields_read("x = config.optim.eps + c.d_ff\nconfig.train.patience = 3\nother.seed")
+    assert ("optim", "eps") in found and ("model", "d_ff") in found
+    assert ("train", "patience") not in found and ("train", "seed") not in found
+
+
+def lines_without_comment(source):
+    """Numbers of the lines of annotated class fields that have no comment."""
+    commented = {
+        token.start[0]
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name != "Config"]
+    fields = [node for cls in classes for node in cls.body if isinstance(node, ast.AnnAssign)]
+    return {f"{node.target.id}, line {node.lineno}" for node in fields if node.lineno not in commented}, len(fields)
+
+
+def test_every_field_has_a_comment_on_its_line(repo_root):
+    missing, fields = lines_without_comment((repo_root / "flaxformer_lite" / "config.py").read_text(encoding="utf-8"))
+    assert fields == len(FIELDS)
+    assert not missing
+    assert lines_without_comment("class A:\n    b: int = 2\n    c: int = 3  # why\n") == ({"b, line 2"}, 2)
+
+
+def test_sections_and_fields_cannot_be_changed_in_place():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().model.d_model = 7
+
+
+def shipped():
+    return sorted(command_line.shipped_configs().items())
+
+
+def fields_set(source):
+    """The (section, field) that a config file sets, by `config.section.update(field=...)` or by assignment."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "update":
+            found += [(node.func.value.attr, keyword.arg) for keyword in node.keywords]
+        if isinstance(node, ast.Assign):
+            (target,) = node.targets
+            if isinstance(target, ast.Attribute):
+                found.append((target.value.attr, target.attr))
+    return found
+
+
+def test_the_default_and_the_smoke_config_are_shipped():
+    assert {"default", "smoke"} <= dict(shipped()).keys()
+
+
+@pytest.mark.parametrize(("name", "file"), shipped())
+def test_a_shipped_config_resolves_and_its_model_can_be_built(name, file):
+    user_config = command_line.load_config(file)
+    assert isinstance(user_config, config_dict.ConfigDict)
+    config = resolve(user_config)
+    model = build_model(with_vocabulary(config, config.data.vocab_size).model)
+    assert param_shapes(model)["target_embedding"]["embedding"].shape == (config.data.vocab_size, config.model.d_model)
+
+
+@pytest.mark.parametrize(("name", "file"), shipped())
+def test_a_shipped_config_sets_only_what_differs_from_the_defaults_and_each_thing_once(name, file):
+    changed = [
+        tuple(field.split(".")) for field, _, _ in differences(Config(), resolve(command_line.load_config(file)))
+    ]
+    assert sorted(fields_set(file.read_text(encoding="utf-8"))) == sorted(changed)
+
+
+def test_a_field_set_by_assignment_or_by_update_is_seen():
+    source = "config.model.d_model = 7\nconfig.data.update(seed=1, buckets=(3,))\nconfig = f()"
+    assert sorted(fields_set(source)) == [("data", "buckets"), ("data", "seed"), ("model", "d_model")]
+
+
+@pytest.mark.parametrize(("name", "file"), shipped())
+def test_a_shipped_config_opens_with_a_docstring_that_tells_the_command(name, file):
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    command = "python train.py" if name == "default" else f"python train.py --config={name}"
+    assert docstring and f"Command   {command}" in docstring
