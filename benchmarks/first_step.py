@@ -24,9 +24,11 @@ def seconds_to_first_step(config: str, caches: Path) -> float:
     folders = {"TFDS_DATA_DIR": caches / "data", "JAX_COMPILATION_CACHE_DIR": caches / "compiled"}
     environment = os.environ | {name: str(folder) for name, folder in folders.items()}
     with tempfile.TemporaryDirectory() as workdir:
-        command = [sys.executable, "train.py", f"--config={config}", f"--workdir={workdir}", "--config.train.log_every=1"]
+        flags = [f"--config={config}", f"--workdir={workdir}", "--config.train.log_every=1"]
         started = time.monotonic()
-        run = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        run = subprocess.Popen(
+            [sys.executable, "train.py", *flags], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
         metrics = Path(workdir) / "metrics.jsonl"
         try:
             while not (metrics.exists() and b"\n" in metrics.read_bytes()):

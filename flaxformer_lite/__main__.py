@@ -32,10 +32,11 @@ def evaluate(arguments: Sequence[str]) -> int:
     """Prints all metrics of a split."""
     request = command_line.parse_evaluate(arguments)
     from flaxformer_lite import evaluate, runtime
+    from flaxformer_lite.training import report
 
     runtime.start()
     values, signature = evaluate.evaluate(request.workdir, request.split)
-    print(f"{request.workdir}, {request.split} split\n{evaluate.table(values)}\nsacreBLEU signature {signature}")
+    print(f"{request.workdir}, {request.split} split\n{report.table(values)}\nsacreBLEU signature {signature}")
     return 0
 
 

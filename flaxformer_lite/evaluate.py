@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import flax.linen as nn
-import jax
 import numpy as np
 import sacrebleu
 
@@ -16,7 +15,7 @@ from flaxformer_lite.data.datasets import Dataset, TextPairs
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer
-from flaxformer_lite.training import metrics, parallel, step, writers
+from flaxformer_lite.training import metrics, parallel, step
 
 
 def exact_matches(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
@@ -79,6 +78,23 @@ class Evaluator:
             self._between_batches()
         return metrics.with_perplexity(metrics.divide(sums))
 
+    def measure(
+        self, params: dict, whole_params: dict, tokenizer: Tokenizer, split: Split
+    ) -> tuple[dict[str, float], list[str], str]:
+        """Everything there is to know about parameters on a split.
+
+        Args:
+          params, whole_params: the same, as the mode holds them and whole on each device.
+
+        Returns:
+          {name: value} of token metrics, translation scores and exact match by kind; the translations; and
+          sacreBLEU's signature.
+        """
+        values = self.token_metrics(params, split)
+        hypotheses = self.translate(whole_params, tokenizer, split.pairs.source)
+        scores, signature = score_texts(hypotheses, split.texts.target)
+        return {**values, **scores, **by_kind(hypotheses, split.texts)}, hypotheses, signature
+
     def translate(self, params: dict, tokenizer: Tokenizer, sources: Sequence[np.ndarray]) -> list[str]:
         """The text of each source's translation, empty for one that the model cannot take; `params` whole."""
         fits = [ids if len(ids) < self._decoder.max_length else ids[:0] for ids in sources]
@@ -101,15 +117,6 @@ def evaluate(workdir: str | Path, split: str) -> tuple[dict[str, float], str]:
     named = {"train": data.train_split, "validation": data.validation_split, "test": data.test_split}
     examples = pipeline.read_split(dataset, named.get(split, split), translator.tokenizer, config)
     evaluator = Evaluator(translator.model, config, parallel.MeshMode(translator.mesh))
-    values = evaluator.token_metrics(translator.params, examples)
-    hypotheses = evaluator.translate(translator.params, translator.tokenizer, examples.pairs.source)
-    scores, signature = score_texts(hypotheses, examples.texts.target)
-    return {**values, **scores, **by_kind(hypotheses, examples.texts)}, signature
-
-
-def table(values: dict[str, float]) -> str:
-    """What `evaluate` returned, a metric a line; shares of examples as percentages."""
-    share = ("accuracy", "exact_match")
-    return writers.table(
-        [[name, f"{100 * value:.2f} %" if name.startswith(share) else f"{value:.4g}"] for name, value in values.items()]
-    )
+    params = translator.params
+    values, _, signature = evaluator.measure(params, params, translator.tokenizer, examples)
+    return values, signature

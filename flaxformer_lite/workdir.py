@@ -20,22 +20,27 @@ class Workdir:
 
     @property
     def config(self) -> Path:
+        """The resolved config, JSON."""
         return self.path / "config.json"
 
     @property
     def metrics(self) -> Path:
+        """One JSON object a line."""
         return self.path / "metrics.jsonl"
 
     @property
     def tokenizer(self) -> Path:
+        """The SentencePiece model."""
         return self.path / "tokenizer.model"
 
     @property
     def checkpoints(self) -> Path:
+        """One folder a step."""
         return self.path / "checkpoints"
 
     @property
     def samples(self) -> Path:
+        """Sample translations, one file an evaluation."""
         return self.path / "samples"
 
 

@@ -11,7 +11,6 @@ import runs
 from flaxformer_lite import evaluate as evaluate_module
 from flaxformer_lite import translate
 from flaxformer_lite.data.datasets import Dataset
-from flaxformer_lite.training import writers
 
 STEPS = runs.SMALL["train.num_steps"]
 
@@ -24,11 +23,11 @@ def records(finished_run: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def half_finished_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run as it stood after its first evaluation, its test line not yet written."""
+    """The same run as it stood when its test line was about to be written, the last line torn."""
     workdir = tmp_path_factory.mktemp("half") / "run"
     shutil.copytree(finished_run, workdir)
     kept = [line for line in (workdir / "metrics.jsonl").read_text().splitlines() if '"test"' not in line]
-    (workdir / "metrics.jsonl").write_text("\n".join(kept) + '\n{"step": 24, "spl')
+    (workdir / "metrics.jsonl").write_text("\n".join(kept) + '\n{"step": 48, "spl')
     return workdir
 
 
@@ -41,7 +40,7 @@ def test_every_logged_step_has_one_train_line_with_the_names_that_stay(records):
 
 
 def test_the_learning_rate_in_the_log_is_the_schedules(records):
-    warmup, peak = 20, 2e-3
+    warmup, peak = runs.SMALL["optim.warmup_steps"], runs.SMALL["optim.learning_rate"]
     for record in records:
         if record["split"] == "train":
             step = record["step"]
@@ -51,7 +50,7 @@ def test_the_learning_rate_in_the_log_is_the_schedules(records):
 
 def test_each_evaluation_has_a_validation_line(records):
     validation = [record for record in records if record["split"] == "validation"]
-    assert [record["step"] for record in validation] == [12, 24]
+    assert [record["step"] for record in validation] == [24, 48]
     for record in validation:
         assert {"loss", "perplexity", "accuracy", "exact_match", "bleu", "chrf"} <= record.keys()
         assert record["perplexity"] == pytest.approx(math.exp(record["loss"]))
@@ -69,8 +68,8 @@ def test_training_learns(records):
     train = [record["loss"] for record in records if record["split"] == "train"]
     uniform = math.log(runs.SMALL["data.vocab_size"])
     assert abs(train[0] - uniform) < 1.5
-    assert sum(train[-3:]) / 3 < 0.75 * uniform
-    assert records[-1]["loss"] < 0.75 * uniform
+    assert sum(train[-3:]) / 3 < 0.7 * uniform
+    assert records[-1]["loss"] < 0.7 * uniform
 
 
 def test_the_workdir_holds_what_the_design_says_and_nothing_else(finished_run):
@@ -78,12 +77,13 @@ def test_the_workdir_holds_what_the_design_says_and_nothing_else(finished_run):
     events = {name for name in names if name.startswith("events.")}
     assert names - events == {"config.json", "metrics.jsonl", "tokenizer.model", "checkpoints", "samples"}
     assert len(events) == 1 and next(finished_run.glob("events.*")).stat().st_size > 1000
-    assert {path.name for path in (finished_run / "checkpoints").iterdir()} == {"20", "24"}
-    assert {path.name for path in (finished_run / "samples").iterdir()} == {"12.txt", "24.txt", "test.txt"}
+    # The newest two, and what was the best when the last one was saved, which is scored after that.
+    assert {path.name for path in (finished_run / "checkpoints").iterdir()} == {"24", "40", "48"}
+    assert {path.name for path in (finished_run / "samples").iterdir()} == {"24.txt", "48.txt", "test.txt"}
 
 
 def test_samples_show_source_translation_and_reference(finished_run):
-    text = (finished_run / "samples" / "24.txt").read_text(encoding="utf-8")
+    text = (finished_run / "samples" / "48.txt").read_text(encoding="utf-8")
     source = Dataset("cldr_translate/en-de").read(runs.SMALL["data.validation_split"])
     assert f"source       {source.source[0]}\n" in text and f"reference    {source.target[0]}\n" in text
     assert text.count("translation  ") == runs.SMALL["train.decode_examples"]
@@ -127,8 +127,8 @@ def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished
 
 
 def test_the_three_lines_of_python_run_as_they_stand(finished_run, capsys):
-    code = translate.__doc__.split("\n\n")[1]
-    assert code.count("\n") == 2
+    code = translate.__doc__.split("\n\n")[1].strip()
+    assert len(code.splitlines()) == 3
     exec(code.replace("runs/mine", str(finished_run)))
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -137,6 +137,6 @@ def test_both_commands_work_on_a_half_finished_workdir(half_finished_run, finish
     before = runs.files_below(half_finished_run)
     assert translate.load(half_finished_run)(["3 days"]) == translate.load(finished_run)(["3 days"])
     values, _ = evaluate_module.evaluate(half_finished_run, "validation")
-    best = min(writers.read_metrics(finished_run / "metrics.jsonl")[-2:], key=lambda record: record["split"] == "test")
+    best = min(runs.lines_of(finished_run, "validation"), key=lambda record: record["loss"])
     assert values["loss"] == pytest.approx(best["loss"], rel=1e-5)
     assert runs.files_below(half_finished_run) == before

@@ -98,7 +98,8 @@ class Tokenizer:
         """Raises ValueError if `path` is no SentencePiece model."""
         try:
             model = Path(path).read_bytes()
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self._pieces = sentencepiece.SentencePieceProcessor()
+            self._pieces.LoadFromSerializedProto(model)  # the constructor takes an empty file for no file
         except (OSError, RuntimeError) as error:
             raise ValueError(f"{path}: expected a SentencePiece model, got {error}") from error
         self.vocab_size: int = self._pieces.vocab_size()

@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from flaxformer_lite.training import parallel
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAP = 0.1  # seconds
 
@@ -70,6 +72,35 @@ class Interrupt:
             self.check()
             concurrent.futures.wait([future], timeout=NAP)
         return future.result()
+
+
+class StopTogether:
+    """Raises Interrupted at the same place in every process, once a signal has come to any of them."""
+
+    def __init__(self, interrupt: Interrupt, mesh: jax.sharding.Mesh):
+        self._interrupt, self._mesh, self._asked = interrupt, mesh, None
+
+    def now(self) -> None:
+        """Asks all processes and waits for the answer."""
+        if jax.process_count() == 1:
+            return self._interrupt.check()
+        self._act_on(self._ask())
+
+    def soon(self) -> None:
+        """Asks all processes, and acts on the answer of the call before: no step waits for it."""
+        if jax.process_count() == 1:
+            return self._interrupt.check()
+        before, self._asked = self._asked, self._ask()
+        if before is not None:
+            self._act_on(before)
+
+    def _ask(self) -> jax.Array:
+        return parallel.largest(self._interrupt.signal or 0, self._mesh)
+
+    def _act_on(self, answer: jax.Array) -> None:
+        if int(answer):
+            self._interrupt.signal = int(answer)  # every process exits with the code of this signal
+            raise Interrupted(agreed=True)
 
 
 class Background:

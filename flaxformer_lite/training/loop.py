@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import sys
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,11 +16,11 @@ from flaxformer_lite import evaluate
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data import loader, pipeline
-from flaxformer_lite.data.datasets import Dataset, TextPairs
+from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import checkpoint, flops, metrics, optim, parallel, writers
+from flaxformer_lite.training import checkpoint, metrics, optim, parallel, report, writers
 from flaxformer_lite.training import step as step_lib
-from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted
+from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
 
 
 class Diverged(Exception):
@@ -72,13 +71,9 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     optimizer = optim.make_optimizer(config.optim, **schedule)
     rates = jax.device_get(optim.learning_rate(np.arange(1, config.train.num_steps + 1), config.optim, **schedule))
     mode = parallel.MODES[config.parallel.mode](mesh)
+    options = {"label_smoothing": config.train.label_smoothing, "microbatches": config.optim.accumulate_steps}
     train_step = functools.partial(
-        step_lib.train_step,
-        model=model,
-        optimizer=optimizer,
-        label_smoothing=config.train.label_smoothing,
-        microbatches=config.optim.accumulate_steps,
-        axis_name=mode.axis_name,
+        step_lib.train_step, model=model, optimizer=optimizer, axis_name=mode.axis_name, **options
     )
     initial_state = functools.partial(step_lib.init_state, model, optimizer, seed=config.train.seed)
     state_shapes = jax.eval_shape(initial_state)
@@ -102,23 +97,20 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         scores.update(_known_scores(restored[1], paths, config.train.best_metric))
     if _is_finished(paths, config, done, scores):
         checkpoints.close()
-        return _say(f"{workdir} is complete; nothing was trained.\n" + closing_table(paths))
+        return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths))
     if done < config.train.num_steps and mode.compiles_ahead:
         for shape in [data.train.plan.shape(done), *data.train.plan.shapes()]:
             start_compiling(shape)
-    state = mode.put_state(_from_parts(restored[0]) if restored else wait(Background().submit(jax.jit(initial_state))))
+    # A thread of its own: the initial state is compiled beside the first step.
+    fresh = None if restored else wait(Background().submit(jax.jit(initial_state)))
+    state = mode.put_state(_from_parts(restored[0]) if restored else fresh)
 
-    stop = _StopTogether(interrupt, mesh)
-    evaluator = evaluate.Evaluator(
-        model,
-        config,
-        mode,
-        compile_with=lambda compile: wait(background.submit(compile)),
-        between_batches=stop.now,
-    )
+    stop = StopTogether(interrupt, mesh)
+    compile_with = lambda compile: wait(background.submit(compile))  # noqa: E731
+    evaluator = evaluate.Evaluator(model, config, mode, compile_with=compile_with, between_batches=stop.now)
     writer = writers.MetricsWriter(paths.path, enabled=chief)
     progress = writers.Progress(done, config.train.num_steps, enabled=chief)
-    meter = _Meter()
+    meter = writers.TokenRate()
 
     def settle(step: int, sums: Any) -> None:
         """Reads the metrics of `step`, which waits for it; checks, logs and shows them."""
@@ -145,7 +137,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             hypotheses = evaluator.translate(whole, data.tokenizer, data.validation.pairs.source[:count])
             values |= evaluate.score_texts(hypotheses, data.validation.texts.target[:count])[0]
             if chief:
-                samples = _samples(data.validation.texts, hypotheses)
+                samples = report.samples(data.validation.texts, hypotheses)
                 workdir_lib.write_whole(paths.samples / f"{done}.txt", samples)
                 progress.note("\n".join(samples.splitlines()[:8]))
         writer.write(done, "validation", values)
@@ -160,7 +152,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     try:
         if evaluation_is_due() and done not in scores:
             measure()
-        _say(_resolved(config, data, mesh, state_shapes.params))
+        report.say(report.resolved(config, data, mesh, state_shapes.params))
         batches = pipeline.batches(data.train, num_steps=config.train.num_steps)
         for batch in loader.stream(batches, mode.put_batch, first_step=done):
             if early_stop(scores, config.train.patience):
@@ -184,7 +176,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
                 settle(*unsettled)
             save()
             checkpoints.wait()
-            _say(f"stopped after step {done} and saved; the same command goes on from there.")
+            report.say(f"stopped after step {done} and saved; the same command goes on from there.")
         raise
     finally:
         progress.close()
@@ -195,60 +187,13 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     params = checkpoints.restore(best, parallel.whole_on(mesh, {"params": state_shapes.params}))[0]["params"]
     checkpoints.close()
     test = wait(background.submit(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config))
-    values = evaluator.token_metrics(mode.put_state(params), test)
-    hypotheses = evaluator.translate(params, data.tokenizer, test.pairs.source)
-    translation_scores, signature = evaluate.score_texts(hypotheses, test.texts.target)
-    by_kind = evaluate.by_kind(hypotheses, test.texts)
-    if chief:
-        workdir_lib.write_whole(paths.samples / "test.txt", _samples(test.texts, hypotheses))
-    writer.write(best, "test", {**values, **translation_scores, **by_kind})
+    values, hypotheses, signature = evaluator.measure(mode.put_state(params), params, data.tokenizer, test)
+    writer.write(best, "test", values)
     writer.close()
-    _say(f"{closing_table(paths)}\nsacreBLEU signature {signature}\n{_written(paths, time.monotonic() - started)}")
-
-
-class _StopTogether:
-    """Raises Interrupted at the same place in every process, once a signal has come to any of them."""
-
-    def __init__(self, interrupt: Interrupt, mesh: jax.sharding.Mesh):
-        self._interrupt, self._mesh, self._asked = interrupt, mesh, None
-
-    def now(self) -> None:
-        """Asks all processes and waits for the answer."""
-        if jax.process_count() == 1:
-            return self._interrupt.check()
-        self._act_on(self._ask())
-
-    def soon(self) -> None:
-        """Asks all processes, and acts on the answer of the call before: no step waits for it."""
-        if jax.process_count() == 1:
-            return self._interrupt.check()
-        before, self._asked = self._asked, self._ask()
-        if before is not None:
-            self._act_on(before)
-
-    def _ask(self) -> jax.Array:
-        return parallel.largest(self._interrupt.signal or 0, self._mesh)
-
-    def _act_on(self, answer: jax.Array) -> None:
-        if int(answer):
-            self._interrupt.signal = int(answer)  # every process exits with the code of this signal
-            raise Interrupted(agreed=True)
-
-
-class _Meter:
-    """Target tokens a second since the last restart."""
-
-    def __init__(self):
-        self.restart()
-
-    def restart(self) -> None:
-        self._tokens, self._since = 0.0, time.monotonic()
-
-    def add(self, tokens: float) -> None:
-        self._tokens += tokens
-
-    def rate(self) -> float:
-        return self._tokens / max(1e-9, time.monotonic() - self._since)
+    if chief:
+        workdir_lib.write_whole(paths.samples / "test.txt", report.samples(test.texts, hypotheses))
+        report.say(f"{report.closing_table(paths)}\nsacreBLEU signature {signature}")
+        report.say(report.written(paths, time.monotonic() - started))
 
 
 def early_stop(scores: dict[int, float], patience: int | None) -> bool:
@@ -259,22 +204,9 @@ def early_stop(scores: dict[int, float], patience: int | None) -> bool:
     return sum(step > best for step in scores) >= patience
 
 
-def closing_table(paths: workdir_lib.Workdir) -> str:
-    """The metrics of the test line that ends `metrics.jsonl`."""
-    record = writers.read_metrics(paths.metrics)[-1]
-    names = [name for name in record if name not in ("step", "split")]
-    return f"test split, best step {record['step']}\n{evaluate.table({name: record[name] for name in names})}"
-
-
 def _barrier(name: str) -> None:
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
-
-
-def _say(text: str) -> None:
-    """A line for the user, from one process only."""
-    if jax.process_index() == 0:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _to_parts(state: step_lib.TrainState) -> dict[str, Any]:
@@ -317,33 +249,3 @@ def _check_finite(step: int, values: dict[str, float], checkpoints: checkpoint.C
             f"The last good checkpoint is {f'of step {kept[-1]}' if kept else 'none yet'}. Try a lower "
             "optim.learning_rate, more optim.warmup_steps, optim.clip_norm=1.0, or model.norm_placement='pre'."
         )
-
-
-def _samples(texts: TextPairs, hypotheses: list[str]) -> str:
-    """Source, translation and reference of each, one below the other."""
-    rows = zip(texts.source, hypotheses, texts.target, strict=False)
-    return "".join(f"source       {s}\ntranslation  {h}\nreference    {r}\n\n" for s, h, r in rows)
-
-
-def _resolved(config: Config, data: pipeline.Data, mesh: jax.sharding.Mesh, params: Any) -> str:
-    """What will be trained, on what, and on which devices."""
-    plan = data.train.plan
-    shapes = " ".join(f"{rows}x{length}" for rows, length in sorted(plan.shapes()))
-    rows, length = plan.shapes()[0]
-    work = flops.train_step(config.model, rows, length)
-    left_out = f", left out {plan.too_long} too long and {plan.empty} empty" if plan.too_long + plan.empty else ""
-    return (
-        f"{config.data.dataset}: {len(data.train.texts.source):,} examples{left_out}; "
-        f"vocabulary {config.model.vocab_size:,}; {sum(x.size for x in jax.tree.leaves(params)):,} parameters; "
-        f"{config.parallel.mode} over {mesh.size} x {mesh.devices.flat[0].device_kind}; "
-        f"batches {shapes}, {plan.padding_share():.0%} padding; {plan.steps_per_epoch} steps an epoch; "
-        f"{work / 1e9:,.3g} GFLOPs a step of {rows}x{length}"
-    )
-
-
-def _written(paths: workdir_lib.Workdir, seconds: float) -> str:
-    return (
-        f"{seconds / 60:.1f} minutes. Written to {paths.path}: config.json, metrics.jsonl, events.* for TensorBoard, "
-        "tokenizer.model, checkpoints/, samples/\n"
-        f"Translate with: flaxformer-lite translate --workdir={paths.path}"
-    )

@@ -98,6 +98,25 @@ class Progress:
             self._bar.close()
 
 
+class TokenRate:
+    """Target tokens a second since the last restart."""
+
+    def __init__(self):
+        self.restart()
+
+    def restart(self) -> None:
+        """Forgets what came before, such as an evaluation that took its time."""
+        self._tokens, self._since = 0.0, time.monotonic()
+
+    def add(self, tokens: float) -> None:
+        """Counts `tokens` more."""
+        self._tokens += tokens
+
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self._tokens / max(1e-9, time.monotonic() - self._since)
+
+
 def table(rows: list[list[str]]) -> str:
     """Rows of text in columns: the first left, the others right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

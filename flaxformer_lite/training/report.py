@@ -1,0 +1,73 @@
+"""What a run tells the user, as text: what was resolved, sample translations, the closing table."""
+
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from flaxformer_lite.config import Config
+from flaxformer_lite.data.datasets import TextPairs
+from flaxformer_lite.data.pipeline import Data, Split
+from flaxformer_lite.training import flops, writers
+from flaxformer_lite.workdir import Workdir
+
+
+def say(text: str) -> None:
+    """A line on standard error, from one process only."""
+    if jax.process_index() == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: dict) -> str:
+    """What will be trained, on what, and on which devices."""
+    plan = data.train.plan
+    shapes = " ".join(f"{rows}x{length}" for rows, length in sorted(plan.shapes()))
+    rows, length = plan.shapes()[0]
+    work = flops.train_step(config.model, rows, length)
+    return (
+        f"{config.data.dataset}: {len(data.train.texts.source):,} examples to train on{left_out(data.train)}, "
+        f"{len(data.validation.texts.source):,} to validate{left_out(data.validation)}; "
+        f"vocabulary {config.model.vocab_size:,}; {sum(x.size for x in jax.tree.leaves(params)):,} parameters; "
+        f"{config.parallel.mode} over {mesh.size} x {mesh.devices.flat[0].device_kind}; "
+        f"batches {shapes}, {plan.padding_share():.0%} padding; {plan.steps_per_epoch} steps an epoch; "
+        f"{work / 1e9:,.3g} GFLOPs a step of {rows}x{length}"
+    )
+
+
+def left_out(split: Split) -> str:
+    """' (3 too long and 0 empty ones left out)', or nothing where all are used."""
+    plan = split.plan
+    return f" ({plan.too_long} too long and {plan.empty} empty left out)" if plan.too_long + plan.empty else ""
+
+
+def samples(texts: TextPairs, hypotheses: Sequence[str]) -> str:
+    """Source, translation and reference of each, one below the other."""
+    rows = zip(texts.source, hypotheses, texts.target, strict=False)
+    return "".join(f"source       {s}\ntranslation  {h}\nreference    {r}\n\n" for s, h, r in rows)
+
+
+def table(values: dict[str, float | None]) -> str:
+    """Metrics, one a line; shares of tokens or examples as percentages, and a dash for what was not finite."""
+
+    def cell(name: str, value: float | None) -> str:
+        if value is None:
+            return "-"
+        return f"{100 * value:.2f} %" if name.startswith(("accuracy", "exact_match")) else f"{value:.4g}"
+
+    return writers.table([[name, cell(name, value)] for name, value in values.items()])
+
+
+def closing_table(paths: Workdir) -> str:
+    """The metrics of the test line that ends `metrics.jsonl`."""
+    record = writers.read_metrics(paths.metrics)[-1]
+    values = {name: value for name, value in record.items() if name not in ("step", "split")}
+    return f"test split, best step {record['step']}\n{table(values)}"
+
+
+def written(paths: Workdir, seconds: float) -> str:
+    """Where everything is, and what to do with it."""
+    return (
+        f"{seconds / 60:.1f} minutes. Written to {paths.path}: config.json, metrics.jsonl, events.* for TensorBoard, "
+        "tokenizer.model, checkpoints/, samples/\n"
+        f"Translate with: flaxformer-lite translate --workdir={paths.path}"
+    )

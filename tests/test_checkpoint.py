@@ -1,0 +1,326 @@
+"""What is saved is what is read, whatever happened to the newest checkpoint and whatever devices there are."""
+
+import functools
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import runs
+
+from flaxformer_lite.training import checkpoint, parallel
+from flaxformer_lite.training.checkpoint import Checkpoints
+
+
+def make_state(step: int) -> dict:
+    """Parts like those of a run: parameters, and an optimizer's state with a key and a count."""
+    params = {"w": jax.random.normal(jax.random.key(step), (61, 67)), "b": jnp.full((3,), step / 3, jnp.bfloat16)}
+    optimizer_state = optax.adam(1e-3).init(params)
+    optimizer_state = jax.tree.map(lambda x: x + jnp.asarray(step / 7).astype(x.dtype), optimizer_state)
+    key_data = jax.random.key_data(jax.random.key(step))
+    return {"params": params, "progress": {"opt_state": optimizer_state, "key_data": key_data, "step": jnp.int32(step)}}
+
+
+def shapes_on(num_devices: int) -> dict:
+    """What `make_state` is restored into, whole on each of the first devices."""
+    return parallel.whole_on(parallel.make_mesh(num_devices), jax.eval_shape(lambda: make_state(0)))
+
+
+def on(num_devices: int, state: dict) -> dict:
+    return parallel.replicate(state, parallel.make_mesh(num_devices))
+
+
+def save_steps(folder: Path, *steps: int, scores: dict[int, float] | None = None, **kept: int) -> None:
+    checkpoints = Checkpoints(folder, scores=scores, **({"keep_newest": 9} | kept))
+    for step in steps:
+        checkpoints.save(step, on(1, make_state(step)), {"step": step, "note": f"näher {step}"})
+    checkpoints.close()
+
+
+def restore_newest(folder: Path, num_devices: int = 1) -> tuple[dict, dict] | None:
+    checkpoints = Checkpoints(folder, keep_newest=9)
+    try:
+        return checkpoints.restore_newest(shapes_on(num_devices))
+    finally:
+        checkpoints.close()
+
+
+def steps_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def assert_same(first: dict, second: dict) -> None:
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert one.dtype == other.dtype and np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def array_files(step_folder: Path) -> list[Path]:
+    """Files that hold array data, the largest first."""
+    files = [path for path in step_folder.rglob("*") if path.is_file() and "/d/" in str(path)]
+    assert files
+    return sorted(files, key=lambda path: path.stat().st_size, reverse=True)
+
+
+@pytest.fixture(scope="module")
+def three_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with checkpoints of steps 2, 3 and 5, to be copied."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "three"
+    save_steps(folder, 2, 3, 5)
+    return folder
+
+
+@pytest.fixture
+def folder(three_steps: Path, tmp_path: Path) -> Path:
+    """A copy of `three_steps` to damage."""
+    return Path(shutil.copytree(three_steps, tmp_path / "checkpoints"))
+
+
+def test_what_is_restored_is_what_was_saved_bit_for_bit_optimizer_state_included(folder):
+    parts, record = restore_newest(folder)
+    assert_same(parts, make_state(5))
+    assert (record["step"], record["note"]) == (5, "näher 5")
+    with pytest.raises(AssertionError):  # two steps differ, so the comparison above says something
+        assert_same(parts, make_state(3))
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(8, 1), (1, 8)])
+def test_a_checkpoint_of_some_devices_is_restored_whole_on_others(tmp_path, writers, readers):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, on(writers, make_state(1)), {"step": 1})
+    checkpoints.close()
+    parts, _ = restore_newest(tmp_path, readers)
+    assert_same(parts, make_state(1))
+    assert {len(x.sharding.device_set) for x in jax.tree.leaves(parts)} == {readers}
+    assert all(x.is_fully_replicated for x in jax.tree.leaves(parts))
+
+
+def test_parameters_alone_can_be_restored(folder):
+    checkpoints = Checkpoints(folder, read_only=True)
+    parts, _ = checkpoints.restore(3, {"params": shapes_on(1)["params"]})
+    checkpoints.close()
+    assert_same(parts, {"params": make_state(3)["params"]})
+
+
+def test_without_a_checkpoint_nothing_is_restored(tmp_path):
+    assert restore_newest(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "newest", "best", "expected"),
+    [
+        ({}, 2, 1, {"5", "6"}),
+        ({1: 0.5, 2: 0.7, 3: 0.7, 4: 0.1}, 2, 1, {"3", "5", "6"}),  # of a tie, the later
+        ({1: 0.5, 2: 0.7, 3: 0.7, 4: 0.1}, 1, 3, {"1", "2", "3", "6"}),
+        ({1: 0.5, 2: 0.7}, 1, 0, {"6"}),
+        ({6: 0.9, 5: 0.8}, 1, 1, {"6"}),  # the best may be the newest
+    ],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path, scores, newest, best, expected):
+    save_steps(tmp_path, 1, 2, 3, 4, 5, 6, scores=scores, keep_newest=newest, keep_best=best)
+    assert steps_in(tmp_path) == expected
+
+
+def test_the_best_step_is_the_later_of_equals_and_the_newest_without_scores(folder):
+    for scores, expected in [({2: 1.0, 3: 1.0, 5: 0.5}, 3), ({}, 5), ({4: 9.0, 2: 0.1}, 2)]:
+        checkpoints = Checkpoints(folder, scores=scores, read_only=True)
+        assert checkpoints.best_step() == expected
+        checkpoints.close()
+
+
+def test_a_score_given_after_saving_still_counts(tmp_path):
+    scores = {}
+    checkpoints = Checkpoints(tmp_path, keep_newest=1, keep_best=1, scores=scores)
+    for step in (1, 2, 3):
+        checkpoints.save(step, on(1, make_state(step)), {})
+        scores[step] = -step
+    checkpoints.close()
+    assert steps_in(tmp_path) == {"1", "3"}
+
+
+def test_a_step_is_written_once(folder):
+    checkpoints = Checkpoints(folder, keep_newest=9)
+    checkpoints.save(5, on(1, make_state(7)), {"step": 7})
+    checkpoints.close()
+    assert_same(restore_newest(folder)[0], make_state(5))
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_what_is_saved_is_not_changed_by_later_donated_steps(tmp_path, num_devices):
+    """The write goes on in the background while the next steps reuse the memory of what is being written."""
+    step = jax.jit(functools.partial(jax.tree.map, lambda x: x + jnp.ones_like(x)), donate_argnums=0)
+    state = on(num_devices, {"w": np.arange(1_000_000, dtype=np.float32), "n": np.int32(3)})
+    saved = jax.tree.map(np.array, state)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"params": state}, {})
+    for _ in range(5):
+        before, state = state, step(state)
+    checkpoints.wait()
+    assert before["w"].is_deleted()  # so the memory really was given away
+    like = parallel.whole_on(parallel.make_mesh(1), {"params": saved})
+    parts, _ = checkpoints.restore(1, like)
+    checkpoints.close()
+    assert_same(parts["params"], saved)
+    assert np.asarray(state["n"]) == 8
+
+
+def truncate_a_file(step_folder: Path) -> None:
+    path = array_files(step_folder)[0]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def delete_a_file(step_folder: Path) -> None:
+    array_files(step_folder)[0].unlink()
+
+
+def flip_a_byte(step_folder: Path) -> None:
+    path = array_files(step_folder)[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def empty_the_folder(step_folder: Path) -> None:
+    shutil.rmtree(step_folder)
+    step_folder.mkdir()
+
+
+def spoil_the_record(step_folder: Path) -> None:
+    for path in (step_folder / "record").iterdir():
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:-5])
+
+
+DAMAGES = [truncate_a_file, delete_a_file, flip_a_byte, empty_the_folder, spoil_the_record]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_checkpoint_is_named_and_set_aside_and_the_one_before_is_used(folder, caplog, damage):
+    damage(folder / "5")
+    parts, record = restore_newest(folder)
+    assert_same(parts, make_state(3))
+    assert record["step"] == 3
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert str(folder / "5") in message and "step 3 is used" in message
+    assert steps_in(folder) == {"2", "3", "5.damaged"}
+    caplog.clear()
+    assert restore_newest(folder)[1]["step"] == 3  # it is told once
+    assert not caplog.records
+
+
+def test_any_single_flipped_byte_of_an_array_file_is_found_or_harmless(folder):
+    """Some bytes of a file carry no data; whatever is restored is what was saved."""
+    path = array_files(folder / "5")[0]
+    data = path.read_bytes()
+    noticed = 0
+    for position in range(0, len(data), max(1, len(data) // 11)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :])
+        checkpoints = Checkpoints(folder, keep_newest=9, read_only=True)
+        try:
+            assert_same(checkpoints.restore(5, shapes_on(1))[0], make_state(5))
+        except ValueError:
+            noticed += 1
+        checkpoints.close()
+    assert noticed >= 5
+
+
+def test_two_damaged_checkpoints_are_both_named(folder, caplog):
+    flip_a_byte(folder / "5")
+    empty_the_folder(folder / "3")
+    assert restore_newest(folder)[1]["step"] == 2
+    assert steps_in(folder) == {"2", "3.damaged", "5.damaged"}
+    assert [str(folder / "5") in r.getMessage() or str(folder / "3") in r.getMessage() for r in caplog.records] == [True] * 2
+
+
+def test_a_step_that_was_set_aside_can_be_written_again(folder):
+    flip_a_byte(folder / "5")
+    checkpoints = Checkpoints(folder, keep_newest=9)
+    assert checkpoints.restore_newest(shapes_on(1))[1]["step"] == 3
+    checkpoints.save(5, on(1, make_state(5)), {"step": 5})
+    checkpoints.close()
+    assert_same(restore_newest(folder)[0], make_state(5))
+    flip_a_byte(folder / "5")  # and be damaged again
+    assert restore_newest(folder)[1]["step"] == 3
+
+
+def test_where_all_are_damaged_it_is_an_error_and_the_files_stay(folder):
+    for step, damage in zip("235", DAMAGES, strict=False):
+        damage(folder / step)
+    before = runs.files_below(folder)
+    with pytest.raises(ValueError, match=r"No other checkpoint is left.*copy.*--workdir") as error:
+        restore_newest(folder)
+    assert all(str(folder / step) in str(error.value) for step in "235")
+    assert runs.files_below(folder) == before
+
+
+def test_a_folder_with_only_garbage_is_an_error_and_the_files_stay(tmp_path):
+    (tmp_path / "notes.txt").write_text("not a checkpoint")
+    (tmp_path / "pictures").mkdir()
+    before = runs.files_below(tmp_path)
+    with pytest.raises(ValueError, match=r"found only notes\.txt, pictures"):
+        restore_newest(tmp_path)
+    assert runs.files_below(tmp_path) == before
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_an_error_or_passed_over(folder):
+    (folder / "7").write_text("not a checkpoint")
+    assert restore_newest(folder)[1]["step"] == 5
+
+
+def test_garbage_beside_good_checkpoints_does_no_harm(folder):
+    (folder / "notes.txt").write_text("not a checkpoint")
+    assert restore_newest(folder)[1]["step"] == 5
+    assert (folder / "notes.txt").exists()
+
+
+def test_what_a_killed_write_left_does_no_harm(folder):
+    """Orbax writes into a folder of another name and renames it last."""
+    left = folder / "8.orbax-checkpoint-tmp"
+    shutil.copytree(folder / "5", left)
+    truncate_a_file(left)
+    assert restore_newest(folder)[1]["step"] == 5
+    save_steps(folder, 8)
+    assert_same(restore_newest(folder)[0], make_state(8))
+    assert steps_in(folder) == {"2", "3", "5", "8"}
+
+
+def test_reading_only_changes_nothing_in_the_folder(folder):
+    shutil.copytree(folder / "5", folder / "8.orbax-checkpoint-tmp")
+    before = runs.files_below(folder)
+    checkpoints = Checkpoints(folder, read_only=True)
+    assert checkpoints.steps() == [2, 3, 5]
+    checkpoints.restore(5, shapes_on(1))
+    checkpoints.close()
+    assert runs.files_below(folder) == before
+
+
+def test_arrays_of_another_shape_are_refused_by_name(folder):
+    like = shapes_on(1)
+    like["params"]["w"] = jax.ShapeDtypeStruct((61, 71), jnp.float32, sharding=like["params"]["w"].sharding)
+    checkpoints = Checkpoints(folder, read_only=True)
+    with pytest.raises(ValueError, match=str(folder / "5")):
+        checkpoints.restore(5, like)
+    checkpoints.close()
+
+
+def test_the_checksum_sees_every_array_and_its_place():
+    tree = {"a": np.arange(5.0), "b": np.arange(3)}
+    swapped = {"a": np.arange(3), "b": np.arange(5.0)}
+    changed = {"a": np.arange(5.0), "b": np.arange(3) + np.array([0, 0, 1])}
+    sums = {checkpoint.checksum(x) for x in (tree, swapped, changed)}
+    assert len(sums) == 3
+    assert checkpoint.checksum(jax.device_put(tree)) == checkpoint.checksum(jax.tree.map(jnp.asarray, tree))
+
+
+def test_a_checkpoint_is_complete_or_not_there(tmp_path, monkeypatch):
+    """A write that fails halfway leaves no step behind, and the next one works."""
+    save_steps(tmp_path, 1)
+    checkpoints = Checkpoints(tmp_path, keep_newest=9)
+    with pytest.raises(Exception, match="JSON serializable"):
+        checkpoints.save(2, on(1, make_state(2)), {"bad": object()})
+        checkpoints.wait()
+    assert "2" not in steps_in(tmp_path)
+    assert restore_newest(tmp_path)[1]["step"] == 1
