@@ -1,6 +1,9 @@
 """The main job: a small Transformer of the paper learns to translate CLDR phrases from English to German.
 
-Data      cldr_translate/en-de, made on the machine; no download
+Data      cldr_translate/en-de: 100,000 phrases of ten kinds, made on the machine; no download
+Hardware  2 CPU cores
+Time      TIME
+Expected  EXPECTED
 Command   python train.py
 """
 
@@ -9,8 +12,9 @@ from flaxformer_lite.config import default_config
 
 def get_config():
     config = default_config()
-    config.model.update(d_model=128, num_heads=4, d_ff=512, num_encoder_layers=2, num_decoder_layers=2, max_length=128)
-    config.data.update(vocab_size=2000, tokens_per_batch=4096, buckets=(32, 64))
-    config.optim.update(schedule="inverse_sqrt", learning_rate=2e-3, warmup_steps=400)
-    config.train.update(num_steps=3000, log_every=50, eval_every=500, checkpoint_every=500)
+    config.model.update(d_model=128, num_heads=4, d_ff=256, num_encoder_layers=2, num_decoder_layers=2, max_length=128)
+    config.data.update(tokenizer="bpe", vocab_size=2000, tokens_per_batch=2048, buckets=(12, 16, 24, 40))
+    # The paper's schedule is for a hundred thousand steps; over so few, a straight line to zero ends far better.
+    config.optim.update(schedule="linear", learning_rate=4e-3, warmup_steps=200)
+    config.train.update(num_steps=1600, log_every=20, eval_every=400, checkpoint_every=200)
     return config

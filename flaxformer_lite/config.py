@@ -142,7 +142,7 @@ LOWEST = {
 POSITIVE = ("model.norm_epsilon", "optim.learning_rate", "optim.eps", "optim.clip_norm")
 BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "optim.b1", "optim.b2")
 
-# What a resumed run may change: nothing here alters a step that was or will be computed.
+# What a resumed run may change: what steps are computed from stays. (The 'linear' schedule follows train.num_steps.)
 MAY_DIFFER_ON_RESUME = (
     "parallel.",
     "decode.",

@@ -1,0 +1,83 @@
+"""Cross-entropy with label smoothing against section 5.4 written out in numpy."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_lite.training.losses import cross_entropy
+
+B, T, V = 3, 5, 7
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=(B, T, V)).astype(np.float32) * 3
+LABELS = RNG.integers(0, V, (B, T))
+WEIGHTS = RNG.random((B, T)).astype(np.float32) * (RNG.random((B, T)) < 0.7)
+SMOOTHINGS = (0.0, 0.1, 0.3)
+
+
+def smoothed_target(smoothing):
+    """1 - e on the label and e spread evenly over all tokens, the label too: (B, T, V)."""
+    return (1 - smoothing) * np.eye(V)[LABELS] + smoothing / V
+
+
+def log_softmax(logits):
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_the_loss_is_the_cross_entropy_with_the_smoothed_target_summed_by_weight(smoothing):
+    total, weight = cross_entropy(LOGITS, LABELS, WEIGHTS, label_smoothing=smoothing)
+    per_token = -(smoothed_target(smoothing) * log_softmax(LOGITS)).sum(axis=-1)
+    np.testing.assert_allclose(total, (WEIGHTS * per_token).sum(), rtol=1e-5)
+    np.testing.assert_allclose(weight, WEIGHTS.sum(), rtol=1e-6)
+    assert total.shape == weight.shape == () and total.dtype == weight.dtype == jnp.float32
+
+
+def test_smoothing_changes_the_loss():
+    losses = [float(cross_entropy(LOGITS, LABELS, WEIGHTS, label_smoothing=e)[0]) for e in SMOOTHINGS]
+    assert losses[0] < losses[1] < losses[2]
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("size", [2, 31, 1009])
+def test_equal_logits_cost_the_logarithm_of_the_vocabulary_with_any_smoothing(size, smoothing):
+    logits = jnp.full((1, 1, size), 5.0)
+    total, weight = cross_entropy(logits, jnp.array([[1]]), jnp.ones((1, 1)), label_smoothing=smoothing)
+    np.testing.assert_allclose(total / weight, math.log(size), rtol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_the_gradient_is_the_softmax_minus_the_smoothed_target_times_the_weight(smoothing):
+    gradient = jax.grad(lambda x: cross_entropy(x, LABELS, WEIGHTS, label_smoothing=smoothing)[0])(jnp.array(LOGITS))
+    expected = WEIGHTS[..., None] * (np.exp(log_softmax(LOGITS)) - smoothed_target(smoothing))
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_the_smallest_loss_is_the_entropy_of_the_smoothed_target(smoothing):
+    target = smoothed_target(smoothing)
+    with np.errstate(divide="ignore"):
+        logits = np.maximum(np.log(target), -50).astype(np.float32)
+    total, weight = cross_entropy(logits, LABELS, np.ones((B, T), np.float32), label_smoothing=smoothing)
+    entropy = -sum(p * math.log(p) for p in target[0, 0] if p > 0)
+    np.testing.assert_allclose(total / weight, entropy, atol=1e-5)
+
+
+def test_what_has_no_weight_counts_for_nothing_whatever_its_logits_are():
+    spoiled = np.where(WEIGHTS[..., None] == 0, np.float32(1e9), LOGITS)
+    assert (spoiled != LOGITS).any()
+    np.testing.assert_array_equal(cross_entropy(spoiled, LABELS, WEIGHTS)[0], cross_entropy(LOGITS, LABELS, WEIGHTS)[0])
+    assert [float(x) for x in cross_entropy(LOGITS, LABELS, np.zeros((B, T), np.float32))] == [0, 0]
+
+
+def test_large_logits_and_bfloat16_are_summed_in_float32():
+    total, _ = cross_entropy(LOGITS * 1e4, LABELS, WEIGHTS)
+    assert np.isfinite(total)
+    half = jnp.asarray(LOGITS, jnp.bfloat16)
+    total, _ = cross_entropy(half, LABELS, WEIGHTS)
+    assert total.dtype == jnp.float32
+    np.testing.assert_array_equal(total, cross_entropy(half.astype(jnp.float32), LABELS, WEIGHTS)[0])

@@ -1,0 +1,252 @@
+"""One step as a pure function: a mean over tokens, microbatches that make no difference, padding that counts nothing."""
+
+import dataclasses
+import functools
+import math
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.model.transformer import build_model
+from flaxformer_lite.training import metrics, step
+from flaxformer_lite.training.step import eval_step, gradient_sums, init_state, loss_sums, shift_right, train_step
+
+CONFIG = ModelConfig(
+    vocab_size=23, d_model=14, num_heads=3, d_head=5, d_ff=11, num_encoder_layers=1, num_decoder_layers=1,
+    max_length=19, dropout=0.3, attention_dropout=0.2,
+)  # fmt: skip
+MODEL = build_model(CONFIG)
+STILL = build_model(dataclasses.replace(CONFIG, dropout=0.0, attention_dropout=0.0))
+ROWS, S, T = 8, 7, 5
+
+
+def make_batch(seed=0):
+    """Rows of 1 to 4 target tokens, so that means over rows and over tokens differ; the last row is empty."""
+    rng = np.random.default_rng(seed)
+    batch = {"source": np.zeros((ROWS, S), np.int32), "target": np.zeros((ROWS, T), np.int32)}
+    for row in range(ROWS - 1):
+        for side, longest in (("source", S), ("target", T)):
+            ids = [*rng.integers(4, 23, rng.integers(1, longest)), 2]
+            batch[side][row, : len(ids)] = ids
+    return {**batch, "row": np.arange(ROWS, dtype=np.int32)}
+
+
+BATCH = make_batch()
+SGD = optax.sgd(1.0)
+
+
+@pytest.fixture(scope="module")
+def state():
+    """Parameters moved from where they start, so that no bias is zero."""
+    rng = np.random.default_rng(1)
+    start = jax.jit(lambda: init_state(MODEL, SGD, seed=0))()
+    moved = jax.tree.map(lambda p: p + jnp.asarray(0.1 * rng.normal(size=p.shape), jnp.float32), start.params)
+    return start.replace(params=moved)
+
+
+@functools.cache
+def jitted(function, **options):
+    return jax.jit(functools.partial(function, **options))
+
+
+def step_with(state, batch=BATCH, *, model=MODEL, smoothing=0.1, microbatches=1):
+    run = jitted(train_step, model=model, optimizer=SGD, label_smoothing=smoothing, microbatches=microbatches)
+    return run(state, batch)
+
+
+def moved_by(state, batch=BATCH, **options):
+    """What one step of plain gradient descent at rate 1 subtracts: the mean gradient."""
+    after, sums = step_with(state, batch, **options)
+    return jax.tree.map(jnp.subtract, state.params, after.params), sums
+
+
+def close(first, second, **tolerance):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), first, second)
+
+
+def largest_difference(first, second):
+    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), first, second)))
+
+
+def test_the_decoder_reads_the_labels_one_place_to_the_right_after_the_start_symbol():
+    assert shift_right(jnp.array([[7, 8, 2, 0], [9, 2, 0, 0]])).tolist() == [[1, 7, 8, 2], [1, 9, 2, 0]]
+
+
+def test_padding_and_the_start_symbol_are_those_of_the_tokenizer():
+    from flaxformer_lite.data import tokenizer
+    from flaxformer_lite.model import masks
+
+    assert (step.PAD, step.BOS) == (tokenizer.PAD, tokenizer.BOS)
+    assert step.PAD == masks.PAD
+
+
+def log_probabilities(state):
+    """Log-softmax of the logits without dropout, in float64: (rows, T, V)."""
+    logits = STILL.apply({"params": state.params}, BATCH["source"], shift_right(BATCH["target"]))
+    logits = np.asarray(logits, np.float64)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def test_the_metrics_are_sums_over_tokens_that_are_not_padding(state):
+    log_p = log_probabilities(state)
+    tokens = [(b, t) for b in range(ROWS) for t in range(T) if BATCH["target"][b, t]]
+    loss = -sum(log_p[b, t, BATCH["target"][b, t]] for b, t in tokens)
+    hits = sum(log_p[b, t].argmax() == BATCH["target"][b, t] for b, t in tokens)
+    sums = jitted(eval_step, model=MODEL)(state.params, BATCH)
+    assert sums.keys() == {"loss", "accuracy"}
+    np.testing.assert_allclose(sums["loss"], (loss, len(tokens)), rtol=1e-5)
+    np.testing.assert_allclose(sums["accuracy"], (hits, len(tokens)), rtol=1e-6)
+
+
+def test_smoothing_is_in_what_is_minimised_and_not_in_the_loss_that_is_reported(state):
+    plain, smoothed = (
+        jitted(loss_sums, model=MODEL, label_smoothing=smoothing)(state.params, BATCH) for smoothing in (0.0, 0.3)
+    )
+    log_p, labels = log_probabilities(state), BATCH["target"]
+    weights = labels != 0
+    own = np.take_along_axis(log_p, labels[..., None], axis=-1)[..., 0]
+    expected = -((0.7 * own + 0.3 * log_p.mean(axis=-1)) * weights).sum()
+    assert abs(float(smoothed[0]) - float(plain[0])) > 0.1
+    np.testing.assert_allclose(smoothed[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(plain[0], plain[1]["loss"][0], rtol=1e-6)
+    close(smoothed[1], plain[1], rtol=1e-6)
+
+
+def test_a_step_follows_the_gradient_of_the_mean_over_tokens_and_not_over_rows(state):
+    tokens_B = (BATCH["target"] != 0).sum(axis=1)
+    assert len(set(tokens_B[:-1])) > 1
+
+    @jax.jit
+    def gradient_of_row(params, b):
+        row = jax.tree.map(lambda x: x[b][None], BATCH)
+        return jax.grad(lambda params: loss_sums(params, row, model=STILL, label_smoothing=0.1)[0])(params)
+
+    rows = [gradient_of_row(state.params, b) for b in range(ROWS - 1)]
+    over_tokens = jax.tree.map(lambda *g: sum(g) / tokens_B.sum(), *rows)
+    over_rows = jax.tree.map(lambda *g: sum(x / n for x, n in zip(g, tokens_B, strict=False)) / (ROWS - 1), *rows)
+    assert largest_difference(over_tokens, over_rows) > 1e-3
+    close(moved_by(state, model=STILL)[0], over_tokens, atol=1e-6)
+
+
+def test_the_norm_that_is_reported_is_that_of_the_mean_gradient(state):
+    gradients, sums = moved_by(state)
+    norm = math.sqrt(sum(float((np.asarray(leaf, np.float64) ** 2).sum()) for leaf in jax.tree.leaves(gradients)))
+    assert metrics.divide(sums)["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_give_the_loss_and_the_gradients_of_the_whole_batch_with_dropout(state, microbatches):
+    options = dict(model=MODEL, label_smoothing=0.1)
+    key = jax.random.key(3)
+    whole, sums = jitted(gradient_sums, **options)(state.params, BATCH, dropout_key=key)
+    still, _ = jitted(gradient_sums, **options)(state.params, BATCH)
+    parts, sums_of_parts = jitted(gradient_sums, microbatches=microbatches, **options)(
+        state.params, BATCH, dropout_key=key
+    )
+    assert largest_difference(whole, still) > 0.1  # dropout is on
+    close(sums_of_parts, sums, rtol=1e-6)
+    for path, expected in flax.traverse_util.flatten_dict(whole, sep="/").items():
+        gradient = flax.traverse_util.flatten_dict(parts, sep="/")[path]
+        if path.endswith("key/bias"):
+            # A bias of the keys adds the same to all scores of a query, and the softmax takes it out: the true
+            # gradient is zero, and what is computed is rounding noise with no largest value to be compared with.
+            assert np.abs(gradient).max() < 1e-5 and np.abs(expected).max() < 1e-5
+        else:
+            np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-6 * np.abs(expected).max(), err_msg=path)
+
+
+def test_a_microbatch_takes_every_so_manieth_row(state):
+    seen = []
+
+    class Recorder:
+        def apply(self, variables, source, target, **options):
+            seen.append(options["row_B"])
+            return jnp.zeros((*target.shape, 23)) + variables["params"]
+
+    with jax.disable_jit():
+        gradient_sums(jnp.float32(0), BATCH, microbatches=4, model=Recorder())
+    assert sorted(tuple(int(row) for row in rows) for rows in seen) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+def test_a_step_counts_itself_and_leaves_the_key_alone(state):
+    after, _ = step_with(state)
+    assert (int(state.step), int(after.step), int(step_with(after)[0].step)) == (0, 1, 2)
+    np.testing.assert_array_equal(after.key_data, state.key_data)
+
+
+def test_the_same_step_drops_the_same_and_another_step_or_seed_drops_others(state):
+    first, _ = moved_by(state)
+    close(moved_by(state)[0], first, rtol=0)
+    later, _ = moved_by(state.replace(step=jnp.int32(1)))
+    other, _ = moved_by(state.replace(key_data=state.key_data + 1))
+    assert largest_difference(first, later) > 1e-3 and largest_difference(first, other) > 1e-3
+    close(*(moved_by(state.replace(step=jnp.int32(s)), model=STILL)[0] for s in (0, 1)), rtol=0)  # only dropout differs
+
+
+def test_an_empty_row_changes_nothing(state):
+    assert not BATCH["target"][-1].any()
+    without = {name: array[:-1] for name, array in BATCH.items()}
+    gradients, sums = moved_by(state)
+    fewer, sums_of_fewer = moved_by(state, without)
+    close(gradients, fewer, atol=1e-6)
+    close(sums, sums_of_fewer, rtol=1e-5)
+
+
+def test_the_order_of_rows_changes_nothing_as_long_as_each_keeps_its_number(state):
+    order = np.random.default_rng(0).permutation(ROWS)
+    shuffled = {name: array[order] for name, array in BATCH.items()}
+    renumbered = {**shuffled, "row": BATCH["row"]}
+    gradients, _ = moved_by(state)
+    assert largest_difference(gradients, moved_by(state, renumbered)[0]) > 1e-3
+    close(moved_by(state, shuffled)[0], gradients, atol=1e-6)
+
+
+def test_a_batch_of_empty_rows_alone_moves_nothing(state):
+    empty = {"source": np.zeros((ROWS, S), np.int32), "target": np.zeros((ROWS, T), np.int32), "row": BATCH["row"]}
+    gradients, sums = moved_by(state, empty)
+    assert largest_difference(gradients, jax.tree.map(jnp.zeros_like, gradients)) == 0
+    assert float(sums["loss"][1]) == 0
+
+
+def test_evaluating_drops_nothing(state):
+    close(jitted(eval_step, model=MODEL)(state.params, BATCH), jitted(eval_step, model=STILL)(state.params, BATCH))
+
+
+def test_devices_that_each_hold_a_part_compute_the_step_of_the_whole(state):
+    parts = jax.tree.map(lambda x: x.reshape(2, ROWS // 2, *x.shape[1:]), BATCH)
+    step_of_part = functools.partial(train_step, model=MODEL, optimizer=SGD, label_smoothing=0.1, axis_name="data")
+    after, sums = jax.jit(jax.vmap(step_of_part, in_axes=(None, 0), axis_name="data"))(state, parts)
+    expected, expected_sums = step_with(state)
+    for part in range(2):
+        close(jax.tree.map(lambda x, part=part: x[part], after.params), expected.params, atol=1e-6)
+        close(jax.tree.map(lambda x, part=part: x[part], sums), expected_sums, rtol=1e-5)
+    evaluated = jax.vmap(
+        functools.partial(eval_step, model=MODEL, axis_name="data"), in_axes=(None, 0), axis_name="data"
+    )(state.params, parts)
+    close(jax.tree.map(lambda x: x[0], evaluated), jitted(eval_step, model=MODEL)(state.params, BATCH), rtol=1e-5)
+
+
+def test_the_state_at_the_start_is_a_function_of_the_seed():
+    start = jax.jit(lambda seed: init_state(MODEL, optax.adam(0.1), seed=seed))
+    first, same, other = start(0), start(0), start(1)
+    assert int(first.step) == 0
+    close(first, same, rtol=0)
+    assert largest_difference(first.params, other.params) > 0.1
+    assert (first.key_data != other.key_data).any()
+    assert jax.tree.map(jnp.shape, first.params) == jax.tree.map(lambda leaf: leaf.shape, step.param_shapes(MODEL))
+
+
+def test_on_one_batch_the_loss_falls():
+    optimizer = optax.adam(0.01)
+    state = jax.jit(lambda: init_state(MODEL, optimizer, seed=0))()
+    run = jitted(train_step, model=MODEL, optimizer=optimizer, label_smoothing=0.1)
+    losses = []
+    for _ in range(41):
+        state, sums = run(state, BATCH)
+        losses.append(metrics.divide(sums)["loss"])
+    assert losses[-1] < 0.7 * losses[0]
