@@ -17,9 +17,10 @@ def train(arguments: Sequence[str]) -> int:
     """flags -> training.loop.fit; returns the exit code."""
     request = command_line.parse_train(arguments)
     from flaxformer_lite import runtime
-    from flaxformer_lite.training import loop, parallel
 
     runtime.start()
+    from flaxformer_lite.training import loop, parallel
+
     parallel.initialize(*request.processes)
     try:
         return loop.fit(request.config, request.workdir)
@@ -31,10 +32,12 @@ def train(arguments: Sequence[str]) -> int:
 def evaluate(arguments: Sequence[str]) -> int:
     """Prints all metrics of a split."""
     request = command_line.parse_evaluate(arguments)
-    from flaxformer_lite import evaluate, runtime
-    from flaxformer_lite.training import report
+    from flaxformer_lite import runtime
 
     runtime.start()
+    from flaxformer_lite import evaluate
+    from flaxformer_lite.training import report
+
     values, signature = evaluate.evaluate(request.workdir, request.split)
     print(f"{request.workdir}, {request.split} split\n{report.table(values)}\nsacreBLEU signature {signature}")
     return 0
@@ -43,9 +46,11 @@ def evaluate(arguments: Sequence[str]) -> int:
 def translate(arguments: Sequence[str]) -> int:
     """Reads lines, writes as many."""
     request = command_line.parse_translate(arguments)
-    from flaxformer_lite import runtime, translate
+    from flaxformer_lite import runtime
 
     runtime.start()
+    from flaxformer_lite import translate
+
     lines = command_line.read_lines(request.input)
     command_line.write_lines(request.output, translate.load(request.workdir)(lines))
     return 0

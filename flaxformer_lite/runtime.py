@@ -13,7 +13,7 @@ STAMP = "checked"  # a file in the cache folder: all entries older than it are w
 
 
 def start() -> None:
-    """What every command does first."""
+    """What every command does first, before it imports libraries that set up logging of their own."""
     quiet_libraries()
     enable_compilation_cache(Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache/flaxformer_lite/compiled"))
 

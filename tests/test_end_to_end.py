@@ -11,6 +11,7 @@ import runs
 from flaxformer_lite import evaluate as evaluate_module
 from flaxformer_lite import translate
 from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.training import report
 
 STEPS = runs.SMALL["train.num_steps"]
 
@@ -106,7 +107,7 @@ def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(f
     assert values.keys() == records[-1].keys() - {"step", "split"}
     for name, value in values.items():
         assert value == pytest.approx(records[-1][name], rel=1e-5), name
-    assert evaluate_module.table(values) in process.stdout
+    assert report.table(values) in process.stdout
 
 
 def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished_run, tmp_path):

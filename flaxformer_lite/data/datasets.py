@@ -1,9 +1,11 @@
 """From a dataset's name in the config to examples in memory: any TFDS translation dataset, the embedded one first."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow_datasets as tfds
+from tensorflow_datasets.proto import tf_example_pb2
 
 from flaxformer_lite.data import builders
 
@@ -51,9 +53,10 @@ class Dataset:
         """Raises ValueError if there is no such split; reads no example."""
         self._open_split(split)
 
-    def _open_split(self, split: str) -> Sequence[dict[str, bytes]]:
+    def _open_split(self, split: str) -> Sequence[bytes]:
+        raw = tfds.decode.DeserializeMethod.RAW_BYTES  # TFDS's own decoding takes twice as long for plain text
         try:
-            return self._builder.as_data_source(split=split)
+            return self._builder.as_data_source(split=split, deserialize_method=raw)
         except ValueError as error:
             splits = ", ".join(self._builder.info.splits)
             raise ValueError(f"config.data: {self.name} has no split {split!r}; it has {splits}.") from error
@@ -64,14 +67,18 @@ class Dataset:
         Raises:
           ValueError: there is no such split.
         """
-        source = self._open_split(split)
-        examples = source.__getitems__(range(len(source)))
-        first, second = self.languages
-        return TextPairs(
-            source=[example[first].decode() for example in examples],
-            target=[example[second].decode() for example in examples],
-            kind=[example["kind"].decode() for example in examples] if "kind" in source[0] else None,
-        )
+        records = self._open_split(split)
+        examples = [
+            tf_example_pb2.Example.FromString(record).features.feature
+            for record in records.__getitems__(range(len(records)))
+        ]
+        source, target = ([_text(example, language) for example in examples] for language in self.languages)
+        has_kind = bool(examples) and "kind" in examples[0]
+        return TextPairs(source, target, [_text(example, "kind") for example in examples] if has_kind else None)
+
+
+def _text(example: Mapping[str, Any], name: str) -> str:
+    return example[name].bytes_list.value[0].decode()
 
 
 def _open(name: str) -> tfds.core.DatasetBuilder:

@@ -8,7 +8,7 @@ from jax.experimental import multihost_utils
 
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import loader, tokenizer
-from flaxformer_lite.data.batching import BatchPlan
+from flaxformer_lite.data.batching import BatchPlan, bucket_rows
 from flaxformer_lite.data.datasets import Dataset, TextPairs
 from flaxformer_lite.data.loader import Batches, TokenPairs
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -53,6 +53,13 @@ def make_split(texts: TextPairs, tokens: Tokenizer, config: Config) -> Split:
         seed=config.data.seed,
     )
     return Split(texts, pairs, plan)
+
+
+def possible_shapes(config: Config) -> list[tuple[int, int]]:
+    """The (rows, length) of batches that `config.data` allows, known before any data is."""
+    data = config.data
+    rows = bucket_rows(data.buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple)
+    return list(zip(rows, data.buckets, strict=True))
 
 
 def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:

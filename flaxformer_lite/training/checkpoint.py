@@ -127,7 +127,7 @@ class Checkpoints:
                 if record["crc32"][name] != checksum(tree):
                     raise ValueError(f"the arrays of {name!r} are not the ones that were written")
         except Exception as error:  # whatever a damaged file makes a reader raise
-            reason = str(error).strip().splitlines() or [type(error).__name__]
+            reason = str(error).strip().split(" See full TensorStore")[0].splitlines() or [type(error).__name__]
             raise ValueError(f"{self.directory / str(step)}: damaged checkpoint: {reason[0]:.200}") from error
         return parts, record
 

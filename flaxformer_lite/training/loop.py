@@ -60,12 +60,10 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     paths = workdir_lib.create(workdir, config) if chief else workdir_lib.Workdir(workdir)
     _barrier("the workdir is there")
 
-    # What a step is made of: data, model, optimizer and devices. Whatever may take long runs in the background,
-    # so that a signal is heard meanwhile.
-    background = Background()
-    wait = interrupt.wait_for
-    data = wait(background.submit(pipeline.load, config, dataset, paths.tokenizer))
-    config = with_vocabulary(config, data.tokenizer.vocab_size)
+    # What a step is made of: model, optimizer, devices. Whatever may take long runs in a background thread, so that
+    # a signal is heard meanwhile, and the steps compile while the data is read.
+    wait, compiler = interrupt.wait_for, Background()
+    config = with_vocabulary(config, config.data.vocab_size)
     model = transformer.build_model(config.model)
     schedule = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
     optimizer = optim.make_optimizer(config.optim, **schedule)
@@ -78,12 +76,12 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     initial_state = functools.partial(step_lib.init_state, model, optimizer, seed=config.train.seed)
     state_shapes = jax.eval_shape(initial_state)
     compile_step = functools.partial(mode.compile, train_step, state_shapes, donate=True)
-    compiling: dict[tuple[int, int], Future] = {}
+    compiled: dict[tuple[int, int], Future] = {}
 
     def start_compiling(shape: tuple[int, int]) -> Future:
-        if shape not in compiling:
-            compiling[shape] = background.submit(compile_step, shape)
-        return compiling[shape]
+        if shape not in compiled:
+            compiled[shape] = compiler.submit(compile_step, shape)
+        return compiled[shape]
 
     # Where it starts: at the newest checkpoint, or at step 0.
     scores: dict[int, float] = {}  # of each evaluated step, higher is better
@@ -91,22 +89,24 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     checkpoints = checkpoint.Checkpoints(paths.checkpoints, scores=scores, **kept)
     restored = checkpoints.restore_newest(parallel.whole_on(mesh, _to_parts(state_shapes)))
     done = int(restored[1]["step"]) if restored else 0
-    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint}
     if restored:
-        _check_identity(restored[1], identity, paths)
         scores.update(_known_scores(restored[1], paths, config.train.best_metric))
     if _is_finished(paths, config, done, scores):
         checkpoints.close()
         return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths))
+    fresh = None if restored else Background().submit(jax.jit(initial_state))
     if done < config.train.num_steps and mode.compiles_ahead:
-        for shape in [data.train.plan.shape(done), *data.train.plan.shapes()]:
+        for shape in pipeline.possible_shapes(config):
             start_compiling(shape)
-    # A thread of its own: the initial state is compiled beside the first step.
-    fresh = None if restored else wait(Background().submit(jax.jit(initial_state)))
-    state = mode.put_state(_from_parts(restored[0]) if restored else fresh)
+    data = wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer))
+    with_vocabulary(config, data.tokenizer.vocab_size)
+    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint}
+    if restored:
+        _check_identity(restored[1], identity, paths)
+    state = mode.put_state(_from_parts(restored[0]) if restored else wait(fresh))
 
     stop = StopTogether(interrupt, mesh)
-    compile_with = lambda compile: wait(background.submit(compile))  # noqa: E731
+    compile_with = lambda compile: wait(compiler.hurry(compiler.submit(compile)))  # noqa: E731
     evaluator = evaluate.Evaluator(model, config, mode, compile_with=compile_with, between_batches=stop.now)
     writer = writers.MetricsWriter(paths.path, enabled=chief)
     progress = writers.Progress(done, config.train.num_steps, enabled=chief)
@@ -157,7 +157,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         for batch in loader.stream(batches, mode.put_batch, first_step=done):
             if early_stop(scores, config.train.patience):
                 break
-            run_step = wait(start_compiling(data.train.plan.shape(done)))
+            run_step = wait(compiler.hurry(start_compiling(data.train.plan.shape(done))))
             state, sums = run_step(state, batch)
             done += 1
             if unsettled:  # only now, with the next step on its way
@@ -186,7 +186,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     best = checkpoints.best_step()
     params = checkpoints.restore(best, parallel.whole_on(mesh, {"params": state_shapes.params}))[0]["params"]
     checkpoints.close()
-    test = wait(background.submit(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config))
+    test = wait(Background().submit(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config))
     values, hypotheses, signature = evaluator.measure(mode.put_state(params), params, data.tokenizer, test)
     writer.write(best, "test", values)
     writer.close()

@@ -121,7 +121,7 @@ def train_step(
     tokens = jnp.maximum(sums["loss"][1], 1)
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    sums["grad_norm"] = (optax.global_norm(gradients), jnp.ones(()))
+    sums["grad_norm"] = (optax.tree.norm(gradients), jnp.ones(()))
     params = optax.apply_updates(state.params, updates)
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state), sums
 

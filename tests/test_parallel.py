@@ -1,0 +1,288 @@
+"""One device, eight under jit, eight under pmap, and two processes of four: the same run."""
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from flaxformer_lite.config import ModelConfig, OptimConfig
+from flaxformer_lite.data.batching import BatchPlan
+from flaxformer_lite.data.loader import Batches, TokenPairs
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import metrics, optim, parallel
+from flaxformer_lite.training import step as step_lib
+
+STEPS = 20
+ARMS = {"one device": ("mesh", 1), "mesh of 8": ("mesh", 8), "pmap over 8": ("pmap", 8), "pmap over 2": ("pmap", 2)}
+MODEL = ModelConfig(
+    vocab_size=37, d_model=22, num_heads=2, d_ff=29, num_encoder_layers=1, num_decoder_layers=1, max_length=13
+)
+
+
+def batches() -> Batches:
+    """Random pairs of every length, so that each row of a batch has a padding of its own."""
+    rng = np.random.default_rng(3)
+    sides = [[rng.integers(4, 37, rng.integers(1, 12), dtype=np.int32) for _ in range(211)] for _ in range(2)]
+    pairs = TokenPairs(*sides)
+    plan = BatchPlan(*pairs.lengths(), buckets=(13,), tokens_per_batch=13 * 16, rows_multiple=16)
+    return Batches(pairs, plan, num_steps=STEPS)
+
+
+def train(mode_name: str, num_devices: int, microbatches: int) -> tuple[list[float], dict, dict]:
+    """Losses of 20 steps, the metrics of evaluating the first batch, and the final state on the host."""
+    model = transformer.build_model(MODEL)
+    schedule = {"d_model": MODEL.d_model, "num_steps": STEPS}
+    optimizer = optim.make_optimizer(OptimConfig(schedule="linear", learning_rate=3e-3, warmup_steps=5), **schedule)
+    mode = parallel.MODES[mode_name](parallel.make_mesh(num_devices))
+    initial = step_lib.init_state(model, optimizer, seed=5)
+    state = mode.put_state(initial)
+
+    def train_step(state, batch):
+        return step_lib.train_step(
+            state,
+            batch,
+            model=model,
+            optimizer=optimizer,
+            label_smoothing=0.1,
+            microbatches=microbatches,
+            axis_name=mode.axis_name,
+        )
+
+    run = mode.compile(train_step, jax.eval_shape(lambda: initial), (16, 13), donate=True)
+    losses = []
+    for batch in batches():
+        state, sums = run(state, mode.put_batch(batch))
+        losses.append(metrics.divide(mode.read(sums))["loss"])
+
+    def eval_step(params, batch):
+        return step_lib.eval_step(params, batch, model=model, axis_name=mode.axis_name)
+
+    measure = mode.compile(eval_step, step_lib.param_shapes(model), (16, 13), donate=False)
+    sums = mode.read(measure(state.params, mode.put_batch(batches()[0])))
+    return losses, metrics.divide(sums), jax.device_get(mode.replicated(state))
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[int, tuple]:
+    """What one device does, for each number of microbatches."""
+    return {microbatches: train(*ARMS["one device"], microbatches) for microbatches in (1, 2)}
+
+
+def key_biases(params: dict) -> dict[str, np.ndarray]:
+    """Biases of key projections: their true gradient is zero, so Adam makes steps of their rounding noise."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path): x for path, x in leaves if jax.tree_util.keystr(path).endswith("['key']['bias']")}
+
+
+def test_the_rows_of_each_device_have_different_amounts_of_padding():
+    for batch in batches():
+        padding = [int((part == 0).sum()) for part in np.split(batch["target"], 8)]
+        assert len(set(padding)) > 1
+    assert MODEL.dropout > 0
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("arm", ["mesh of 8", "pmap over 8", "pmap over 2"])
+def test_the_losses_are_those_of_one_device(reference, arm, microbatches):
+    losses, measured, state = train(*ARMS[arm], microbatches)
+    expected_losses, expected_measured, expected_state = reference[microbatches]
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    assert measured == pytest.approx(expected_measured, rel=1e-5)
+    noise = key_biases(expected_state.params)
+    assert noise
+    for path, expected in jax.tree_util.tree_leaves_with_path(expected_state.params):
+        if jax.tree_util.keystr(path) not in noise:
+            actual = dict(jax.tree_util.tree_leaves_with_path(state.params))[path]
+            np.testing.assert_allclose(actual, expected, atol=2e-4, err_msg=jax.tree_util.keystr(path))
+    assert state.step == expected_state.step == STEPS
+    np.testing.assert_array_equal(state.key_data, expected_state.key_data)
+
+
+def test_the_losses_would_differ_with_other_dropout_and_without_it(reference):
+    """So the comparison above sees whether devices drop the same elements."""
+    losses, *_ = reference[1]
+    model = transformer.build_model(dataclasses.replace(MODEL, dropout=0.0))
+    optimizer = optim.make_optimizer(OptimConfig(), d_model=MODEL.d_model, num_steps=STEPS)
+    state = step_lib.init_state(model, optimizer, seed=5)
+    _, sums = step_lib.train_step(state, batches()[0], model=model, optimizer=optimizer, label_smoothing=0.1)
+    assert abs(metrics.divide(jax.device_get(sums))["loss"] / losses[0] - 1) > 1e-3
+
+
+def test_a_mean_of_the_devices_means_would_be_noticed():
+    """Padding differs so much that weighing devices equally moves the loss by far more than the tolerance."""
+    model = transformer.build_model(MODEL)
+    params = step_lib.init_state(model, optim.make_optimizer(OptimConfig(), d_model=22, num_steps=1), seed=5).params
+    batch = batches()[0]
+    whole = metrics.divide(step_lib.eval_step(params, batch, model=model))["loss"]
+    parts = [jax.tree.map(lambda x, i=i: np.split(x, 8)[i], batch) for i in range(8)]
+    means = [metrics.divide(step_lib.eval_step(params, part, model=model))["loss"] for part in parts]
+    assert abs(np.mean(means) / whole - 1) > 1e-4
+
+
+def test_a_mesh_has_the_devices_asked_for_or_all():
+    assert parallel.make_mesh(-1).size == len(jax.devices()) == 8
+    assert list(parallel.make_mesh(3).devices.flat) == jax.devices()[:3]
+
+
+def test_more_devices_than_there_are_is_an_error_that_says_how_many():
+    with pytest.raises(ValueError, match=r"config\.parallel\.data: 9 devices asked for, there are 8; use -1 for all"):
+        parallel.make_mesh(9)
+
+
+@pytest.mark.parametrize(("rows", "devices"), [(8, 8), (12, 6), (7, 7), (5, 5), (11, 1), (10, 5)])
+def test_the_widest_mesh_is_the_largest_that_shares_the_rows_evenly(rows, devices):
+    assert parallel.widest_mesh(rows).size == devices
+
+
+@pytest.mark.parametrize(("devices", "rows", "microbatches"), [(8, 12, 1), (3, 8, 1), (4, 8, 4), (1, 8, 3)])
+def test_rows_that_devices_and_microbatches_cannot_share_are_an_error(devices, rows, microbatches):
+    multiple = devices * microbatches
+    with pytest.raises(ValueError, match=rf"config\.data\.rows_multiple: {rows} rows .* make it a multiple of {multiple}"):
+        parallel.check_rows(parallel.make_mesh(devices), rows_multiple=rows, accumulate_steps=microbatches)
+
+
+@pytest.mark.parametrize(("devices", "rows", "microbatches"), [(8, 8, 1), (4, 8, 2), (1, 8, 8), (3, 12, 2)])
+def test_rows_that_can_be_shared_are_no_error(devices, rows, microbatches):
+    parallel.check_rows(parallel.make_mesh(devices), rows_multiple=rows, accumulate_steps=microbatches)
+
+
+@pytest.mark.parametrize("given", [("host:1", None, None), (None, 2, None), (None, None, 0), ("host:1", 2, None)])
+def test_half_of_the_process_flags_is_an_error(given):
+    with pytest.raises(ValueError, match="go together: give all three"):
+        parallel.initialize(*given)
+
+
+def test_without_flags_or_a_cluster_nothing_is_initialized(monkeypatch):
+    called = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments: called.append(arguments))
+    parallel.initialize(None, None, None)
+    assert called == []
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    parallel.initialize(None, None, None)  # inside an allocation, but not started by srun
+    assert called == []
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    parallel.initialize(None, None, None)
+    assert called == [()]
+
+
+def test_the_largest_number_of_all_processes_is_known_to_each():
+    assert int(parallel.largest(0, parallel.make_mesh(8))) == 0
+    assert int(parallel.largest(15, parallel.make_mesh(8))) == 15
+
+
+# Whole runs: five ways to train, and each checkpoint taken up by others.
+
+RUN = {
+    "train.num_steps": STEPS,
+    "train.eval_every": 10,
+    "train.checkpoint_every": 10,
+    "train.keep_newest": 3,
+    "train.decode_examples": 0,
+    "data.validation_split": "validation[:8]",
+    "data.test_split": "test[:8]",
+}
+ONE_PROCESS = {
+    "one device": {"parallel.data": 1},
+    "mesh of 8": {"parallel.data": 8},
+    "pmap over 8": {"parallel.data": 8, "parallel.mode": "pmap"},
+}
+TWO_PROCESSES = {
+    "mesh of 2 x 4": {"parallel.data": 8},
+    "pmap over 2 x 4": {"parallel.data": 8, "parallel.mode": "pmap"},
+}
+EVERY_WAY = {**ONE_PROCESS, **TWO_PROCESSES}
+# Who wrote a checkpoint, and who goes on from it. With two processes, in both roles, in both modes.
+TAKEN_UP = [
+    ("mesh of 2 x 4", "one device"),
+    ("mesh of 2 x 4", "pmap over 8"),
+    ("pmap over 2 x 4", "mesh of 8"),
+    ("pmap over 8", "mesh of 2 x 4"),
+    ("one device", "pmap over 2 x 4"),
+    ("mesh of 8", "one device"),
+    ("one device", "mesh of 8"),
+]
+
+
+def half_of(workdir: Path, target: Path) -> Path:
+    """A copy of a finished run as it stood at step 10."""
+    shutil.copytree(workdir, target)
+    shutil.rmtree(target / "checkpoints" / str(STEPS))
+    lines = (target / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["step"] <= 10 and json.loads(line)["split"] != "test"]
+    (target / "metrics.jsonl").write_text("".join(kept))
+    return target
+
+
+def fit_in_two_processes(jobs: list[tuple[Path, dict]]) -> None:
+    """Several fits, one after another, in the same two processes of four devices."""
+    work = json.dumps([[str(workdir), {**RUN, **changes}] for workdir, changes in jobs])
+    script = str(Path(__file__).with_name("two_processes.py"))
+    processes = runs.two_processes(work, script=[script], stdout=runs.subprocess.PIPE, stderr=runs.subprocess.STDOUT)
+    try:
+        outputs = [process.communicate(timeout=240)[0].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], outputs[0][-3000:] + outputs[1][-3000:]
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str | tuple[str, str], Path]:
+    """The workdir of a whole run in every way, and of each taken up by another after its tenth step."""
+    root = tmp_path_factory.mktemp("ways")
+    folder = {name: root / name for name in EVERY_WAY} | {pair: root / " then ".join(pair) for pair in TAKEN_UP}
+    for name, changes in ONE_PROCESS.items():
+        assert runs.fit(folder[name], {**RUN, **changes}) == 0
+    together = list(TWO_PROCESSES.items())
+    for writer, reader in TAKEN_UP:
+        if writer in ONE_PROCESS:
+            half_of(folder[writer], folder[writer, reader])
+        if reader in TWO_PROCESSES:
+            together.append(((writer, reader), EVERY_WAY[reader]))
+    fit_in_two_processes([(folder[name], changes) for name, changes in together])
+    for writer, reader in TAKEN_UP:
+        if writer in TWO_PROCESSES:
+            half_of(folder[writer], folder[writer, reader])
+        if reader in ONE_PROCESS:
+            assert runs.fit(folder[writer, reader], {**RUN, **EVERY_WAY[reader]}) == 0
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY_WAY if name != "one device"])
+def test_a_whole_run_logs_the_losses_of_one_device(ways, name):
+    expected, actual = runs.losses(ways["one device"]), runs.losses(ways[name])
+    assert list(actual) == list(expected) == list(range(1, STEPS + 1))
+    assert actual == pytest.approx(expected, rel=1e-5)
+    for split in ("validation", "test"):
+        pairs = zip(runs.lines_of(ways[name], split), runs.lines_of(ways["one device"], split), strict=True)
+        for one, other in pairs:
+            assert (one["step"], one["loss"]) == (other["step"], pytest.approx(other["loss"], rel=1e-5))
+
+
+@pytest.mark.parametrize("pair", TAKEN_UP, ids=" then ".join)
+def test_a_checkpoint_written_in_one_way_goes_on_in_another(ways, pair):
+    expected, actual = runs.losses(ways["one device"]), runs.losses(ways[pair])
+    assert list(actual) == list(range(1, STEPS + 1))
+    assert actual == pytest.approx(expected, rel=1e-5)
+    assert (ways[pair] / "checkpoints" / str(STEPS)).is_dir()
+    events = list(ways[pair].glob("events.*"))
+    assert len(events) == 2  # one a start, so it did go on
+
+
+def test_the_checkpoints_of_every_way_hold_the_same_arrays(ways):
+    expected = {name: x.shape for name, x in runs.checkpoint_arrays(ways["one device"], STEPS).items()}
+    for name in EVERY_WAY:
+        assert {key: x.shape for key, x in runs.checkpoint_arrays(ways[name], STEPS).items()} == expected
+
+
+def test_two_processes_are_refused_fewer_devices_than_there_are(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="4 devices asked for, there are 8"):
+        parallel.make_mesh(4)
+    assert sys.modules["jax"].process_count() == 2

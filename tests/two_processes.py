@@ -1,0 +1,22 @@
+"""What each of two processes runs: `two_processes.py JOBS FLAGS`, JOBS a JSON list of [workdir, changes] to fit."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import runs  # noqa: E402
+
+from flaxformer_lite import command_line, runtime  # noqa: E402
+from flaxformer_lite.training import parallel  # noqa: E402
+
+if __name__ == "__main__":
+    jobs, *flags = sys.argv[1:]
+    runtime.start()
+    parallel.initialize(*command_line.parse_train(["--config=smoke", *flags]).processes)
+    code = 0
+    for workdir, changes in json.loads(jobs):
+        code = code or runs.fit(Path(workdir), changes)
+    command_line.exit_now(code)
