@@ -25,13 +25,14 @@ MODEL = ModelConfig(
 )
 
 
-def batches() -> Batches:
+def batches() -> list[dict[str, np.ndarray]]:
     """Random pairs of every length, so that each row of a batch has a padding of its own."""
     rng = np.random.default_rng(3)
     sides = [[rng.integers(4, 37, rng.integers(1, 12), dtype=np.int32) for _ in range(211)] for _ in range(2)]
     pairs = TokenPairs(*sides)
     plan = BatchPlan(*pairs.lengths(), buckets=(13,), tokens_per_batch=13 * 16, rows_multiple=16)
-    return Batches(pairs, plan, num_steps=STEPS)
+    source = Batches(pairs, plan, num_steps=STEPS)
+    return [source[step] for step in range(STEPS)]
 
 
 def train(mode_name: str, num_devices: int, microbatches: int) -> tuple[list[float], dict, dict]:

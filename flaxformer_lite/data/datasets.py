@@ -1,6 +1,7 @@
 """From a dataset's name in the config to examples in memory: any TFDS translation dataset, the embedded one first."""
 
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,15 +84,27 @@ def _text(example: Mapping[str, Any], name: str) -> str:
 
 def _open(name: str) -> tfds.core.DatasetBuilder:
     dataset, _, pair = name.partition("/")
-    if dataset == EMBEDDED:
-        return builders.cldr_translate(pair or "en-de")
     try:
-        builder = tfds.builder(name, file_format="array_record")
+        if dataset == EMBEDDED:
+            return builders.cldr_translate(pair or "en-de")
+        importlib.import_module("tensorflow_datasets.translate")  # registers WMT and its like, which TFDS finds lazily
+        builder = tfds.builder(name)
     except (tfds.core.DatasetNotFoundError, ValueError, ImportError) as error:
-        raise ValueError(f"config.data.dataset: TFDS cannot open {name!r}: {str(error).splitlines()[0]}") from error
-    if not builder.info.splits or not builder.info.supervised_keys:
+        raise ValueError(f"config.data.dataset: cannot open {name!r}: {str(error).splitlines()[0]}") from error
+    keys = builder.info.supervised_keys or ()
+    if len(keys) != 2 or not all(isinstance(builder.info.features[key], tfds.features.Text) for key in keys):
+        raise ValueError(f"config.data.dataset: expected a translation dataset, two texts an example; {name} is none.")
+    file_format = builder.info.file_format.value
+    if builder.info.splits and file_format != "array_record":
         raise ValueError(
-            f"config.data.dataset: {name} is not prepared as ArrayRecord below {builder.data_dir}, or is no "
-            f"translation dataset; prepare it once with: tfds build {name} --file_format=array_record"
+            f"config.data.dataset: {builder.data_dir} is prepared as {file_format}, and reading needs "
+            "array_record; convert it once, where TensorFlow is installed, with: python -m tensorflow_datasets.scripts.convert_format "
+            f"--dataset_version_dir={builder.data_dir} --out_file_format=array_record "
+            f"--out_dir=NEW/{builder.info.full_name}, and set TFDS_DATA_DIR=NEW"
+        )
+    if not builder.info.splits:
+        raise ValueError(
+            f"config.data.dataset: {name} is not prepared: nothing is in {builder.data_dir}; prepare it once, where "
+            f"TensorFlow is installed, with: tfds build {name} --file_format=array_record"
         )
     return builder
