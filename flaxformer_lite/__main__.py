@@ -51,8 +51,9 @@ def translate(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite import translate
 
+    translator = translate.load(request.workdir)  # before it waits for input that it could not use
     lines = command_line.read_lines(request.input)
-    command_line.write_lines(request.output, translate.load(request.workdir)(lines))
+    command_line.write_lines(request.output, translator(lines))
     return 0
 
 

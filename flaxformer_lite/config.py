@@ -219,7 +219,7 @@ def resolve(user_config: Mapping[str, Any]) -> Config:
 
 
 def with_vocabulary(config: Config, vocab_size: int) -> Config:
-    """`config` with `model.vocab_size` set to what the tokenizer has.
+    """`config` with `model.vocab_size` set to what the tokenizer has or will have.
 
     Raises:
       ValueError: `model.vocab_size` was set to another number.

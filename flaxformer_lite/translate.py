@@ -66,7 +66,7 @@ def load(workdir: str | Path) -> Translator:
     paths = workdir_lib.Workdir(Path(workdir))
     config = workdir_lib.read_config(paths.path)
     tokenizer = Tokenizer(paths.tokenizer)
-    config = with_vocabulary(config, tokenizer.vocab_size)
+    config = with_vocabulary(config, config.data.vocab_size)
     model = transformer.build_model(config.model)
     params = step.param_shapes(model)
     mesh = parallel.widest_mesh(config.data.rows_multiple)
@@ -79,6 +79,6 @@ def load(workdir: str | Path) -> Translator:
         raise ValueError(f"{workdir}: there is no checkpoint yet; train this run first.")
     parts, record = checkpoints.restore(best, {"params": parallel.whole_on(mesh, params)})
     checkpoints.close()
-    if record["tokenizer"] != tokenizer.fingerprint:
+    if record["tokenizer"] != tokenizer.fingerprint:  # so the ids of one are not the ids of the other
         raise ValueError(f"{paths.tokenizer}: this is not the tokenizer that step {best} was trained with.")
     return Translator(config, tokenizer, parts["params"], mesh=mesh)

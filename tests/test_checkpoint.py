@@ -243,7 +243,9 @@ def test_two_damaged_checkpoints_are_both_named(folder, caplog):
     empty_the_folder(folder / "3")
     assert restore_newest(folder)[1]["step"] == 2
     assert steps_in(folder) == {"2", "3.damaged", "5.damaged"}
-    assert [str(folder / "5") in r.getMessage() or str(folder / "3") in r.getMessage() for r in caplog.records] == [True] * 2
+    assert [str(folder / "5") in r.getMessage() or str(folder / "3") in r.getMessage() for r in caplog.records] == [
+        True
+    ] * 2
 
 
 def test_a_step_that_was_set_aside_can_be_written_again(folder):

@@ -92,7 +92,14 @@ def test_samples_show_source_translation_and_reference(finished_run):
 
 def test_the_user_sees_what_was_resolved_and_where_everything_lies(finished_run):
     text = (finished_run.parent / "stderr.txt").read_text(encoding="utf-8")
-    for part in ("1,000 examples", "vocabulary 512", "parameters", "mesh over 1 x cpu", "GFLOPs a step", "BLEU signature"):
+    for part in (
+        "1,000 examples",
+        "vocabulary 512",
+        "parameters",
+        "mesh over 1 x cpu",
+        "GFLOPs a step",
+        "BLEU signature",
+    ):
         assert part in text
     assert str(finished_run) in text and "Traceback" not in text and "Warning" not in text
 

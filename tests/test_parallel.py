@@ -78,7 +78,9 @@ def reference() -> dict[int, tuple]:
 def key_biases(params: dict) -> dict[str, np.ndarray]:
     """Biases of key projections: their true gradient is zero, so Adam makes steps of their rounding noise."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path): x for path, x in leaves if jax.tree_util.keystr(path).endswith("['key']['bias']")}
+    return {
+        jax.tree_util.keystr(path): x for path, x in leaves if jax.tree_util.keystr(path).endswith("['key']['bias']")
+    }
 
 
 def test_the_rows_of_each_device_have_different_amounts_of_padding():
@@ -144,7 +146,9 @@ def test_the_widest_mesh_is_the_largest_that_shares_the_rows_evenly(rows, device
 @pytest.mark.parametrize(("devices", "rows", "microbatches"), [(8, 12, 1), (3, 8, 1), (4, 8, 4), (1, 8, 3)])
 def test_rows_that_devices_and_microbatches_cannot_share_are_an_error(devices, rows, microbatches):
     multiple = devices * microbatches
-    with pytest.raises(ValueError, match=rf"config\.data\.rows_multiple: {rows} rows .* make it a multiple of {multiple}"):
+    with pytest.raises(
+        ValueError, match=rf"config\.data\.rows_multiple: {rows} rows .* make it a multiple of {multiple}"
+    ):
         parallel.check_rows(parallel.make_mesh(devices), rows_multiple=rows, accumulate_steps=microbatches)
 
 
@@ -180,13 +184,19 @@ def test_the_largest_number_of_all_processes_is_known_to_each():
 # Whole runs: five ways to train, and each checkpoint taken up by others.
 
 RUN = {
+    "model.d_model": 16,
+    "model.d_ff": 24,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
+    "data.train_split": "train[:300]",
+    "data.validation_split": "validation[:8]",
+    "data.test_split": "test[:4]",
+    "data.buckets": "(64,)",
     "train.num_steps": STEPS,
     "train.eval_every": 10,
     "train.checkpoint_every": 10,
     "train.keep_newest": 3,
     "train.decode_examples": 0,
-    "data.validation_split": "validation[:8]",
-    "data.test_split": "test[:8]",
 }
 ONE_PROCESS = {
     "one device": {"parallel.data": 1},
@@ -274,12 +284,6 @@ def test_a_checkpoint_written_in_one_way_goes_on_in_another(ways, pair):
     assert (ways[pair] / "checkpoints" / str(STEPS)).is_dir()
     events = list(ways[pair].glob("events.*"))
     assert len(events) == 2  # one a start, so it did go on
-
-
-def test_the_checkpoints_of_every_way_hold_the_same_arrays(ways):
-    expected = {name: x.shape for name, x in runs.checkpoint_arrays(ways["one device"], STEPS).items()}
-    for name in EVERY_WAY:
-        assert {key: x.shape for key, x in runs.checkpoint_arrays(ways[name], STEPS).items()} == expected
 
 
 def test_two_processes_are_refused_fewer_devices_than_there_are(monkeypatch):

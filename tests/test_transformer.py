@@ -19,7 +19,7 @@ from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 
 CONFIG = ModelConfig(
-    vocab_size=23, d_model=14, num_heads=3, d_head=5, d_ff=11, num_encoder_layers=2, num_decoder_layers=1, max_length=19
+    vocab_size=23, d_model=14, num_heads=3, d_head=5, d_ff=11, num_encoder_layers=1, num_decoder_layers=1, max_length=19
 )
 BASE = ModelConfig(vocab_size=37000)
 BIG = ModelConfig(vocab_size=37000, d_model=1024, num_heads=16, d_ff=4096)
@@ -191,7 +191,8 @@ def test_a_row_that_is_all_padding_gives_finite_logits_and_changes_no_other_row(
 
 @pytest.mark.parametrize(("position", "placement", "tied"), KINDS)
 def test_decoding_step_by_step_with_a_cache_gives_the_logits_of_the_full_forward(position, placement, tied):
-    model, variables, _ = init(kind(position, placement, tied))
+    layers = 2 if position == "learned" else 1
+    model, variables, _ = init(kind(position, placement, tied, num_decoder_layers=layers))
     target = jnp.array([[1, 11, 12, 13, 14], [1, 15, 16, 17, 18]])
 
     @jax.jit
@@ -215,19 +216,17 @@ def test_decoding_step_by_step_with_a_cache_gives_the_logits_of_the_full_forward
 
 
 def test_the_attention_weights_of_every_layer_come_out_on_request():
-    _, variables, apply = init(CONFIG)
+    _, variables, apply = init(dataclasses.replace(CONFIG, num_encoder_layers=2, num_decoder_layers=3))
     plain = apply(variables, SOURCE, TARGET)
     assert isinstance(plain, jax.Array)
     logits, extra = apply(variables, SOURCE, TARGET, mutable=("intermediates",))
     np.testing.assert_allclose(logits, plain, atol=1e-5)
     weights = flax.traverse_util.flatten_dict(extra["intermediates"])
     assert {path[-1] for path in weights} == {"attention_weights"}
-    assert {path[:-1]: leaf.shape for path, (leaf,) in weights.items()} == {
-        ("encoder", "layers_0", "self_attention"): (2, 3, 7, 7),
-        ("encoder", "layers_1", "self_attention"): (2, 3, 7, 7),
-        ("decoder", "layers_0", "self_attention"): (2, 3, 5, 5),
-        ("decoder", "layers_0", "cross_attention"): (2, 3, 5, 7),
-    }
+    shapes = {("encoder", f"layers_{n}", "self_attention"): (2, 3, 7, 7) for n in range(2)}
+    shapes |= {("decoder", f"layers_{n}", "self_attention"): (2, 3, 5, 5) for n in range(3)}
+    shapes |= {("decoder", f"layers_{n}", "cross_attention"): (2, 3, 5, 7) for n in range(3)}
+    assert {path[:-1]: leaf.shape for path, (leaf,) in weights.items()} == shapes
     for (leaf,) in weights.values():
         assert leaf.dtype == jnp.float32
         np.testing.assert_allclose(leaf.sum(axis=-1), np.ones(leaf.shape[:-1]), rtol=1e-5)

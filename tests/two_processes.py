@@ -7,10 +7,10 @@ from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import runs  # noqa: E402
+import runs
 
-from flaxformer_lite import command_line, runtime  # noqa: E402
-from flaxformer_lite.training import parallel  # noqa: E402
+from flaxformer_lite import command_line, runtime
+from flaxformer_lite.training import parallel
 
 if __name__ == "__main__":
     jobs, *flags = sys.argv[1:]

@@ -17,6 +17,7 @@ from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data import loader, pipeline
 from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.data.tokenizer import Tokenizer
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import checkpoint, metrics, optim, parallel, report, writers
 from flaxformer_lite.training import step as step_lib
@@ -99,7 +100,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         for shape in pipeline.possible_shapes(config):
             start_compiling(shape)
     data = wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer))
-    with_vocabulary(config, data.tokenizer.vocab_size)
+    _check_tokenizer(data.tokenizer, config, paths)
     identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint}
     if restored:
         _check_identity(restored[1], identity, paths)
@@ -216,6 +217,14 @@ def _to_parts(state: step_lib.TrainState) -> dict[str, Any]:
 
 def _from_parts(parts: dict[str, Any]) -> step_lib.TrainState:
     return parts["progress"].replace(params=parts["params"])
+
+
+def _check_tokenizer(tokenizer: Tokenizer, config: Config, paths: workdir_lib.Workdir) -> None:
+    if tokenizer.vocab_size != config.data.vocab_size:
+        raise ValueError(
+            f"{paths.tokenizer}: expected a tokenizer of {config.data.vocab_size} pieces (data.vocab_size), got "
+            f"{tokenizer.vocab_size}; put the run's own back, or use a new --workdir."
+        )
 
 
 def _check_identity(record: dict[str, Any], identity: dict[str, str], paths: workdir_lib.Workdir) -> None:

@@ -1,0 +1,91 @@
+"""Signals: remembered, heard while something else works, and gone when the block ends."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from flaxformer_lite.training import parallel
+from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_remembered_with_its_exit_code(number, code):
+    with Interrupt() as interrupt:
+        assert (interrupt.requested, interrupt.exit_code) == (False, 0)
+        os.kill(os.getpid(), number)
+        assert (interrupt.requested, interrupt.exit_code) == (True, code)
+        with pytest.raises(Interrupted) as raised:
+            interrupt.check()
+    assert raised.value.agreed
+
+
+def test_the_handlers_of_before_come_back():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with Interrupt():
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] != before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_waiting_for_a_result_ends_when_a_signal_comes_and_not_when_the_work_does():
+    release = threading.Event()
+    with Interrupt() as interrupt:
+        future = Background().submit(release.wait)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(Interrupted):
+            interrupt.wait_for(future)
+        assert not future.done()
+    release.set()
+    assert future.result(timeout=10)
+
+
+def test_a_result_or_an_error_of_the_background_arrives():
+    background = Background()
+    with Interrupt() as interrupt:
+        assert interrupt.wait_for(background.submit(lambda a, b: a + b, 2, 5)) == 7
+        with pytest.raises(ZeroDivisionError):
+            interrupt.wait_for(background.submit(lambda: 1 / 0))
+
+
+def test_work_is_done_in_order_unless_it_is_hurried():
+    background, release, order = Background(), threading.Event(), []
+    background.submit(release.wait)
+    futures = [background.submit(order.append, number) for number in range(4)]
+    background.hurry(futures[2])
+    release.set()
+    futures[3].result(timeout=10)
+    assert order == [2, 0, 1, 3]
+
+
+def test_hurrying_what_is_done_changes_nothing():
+    background = Background()
+    future = background.submit(int, "11")
+    assert future.result(timeout=10) == 11
+    assert background.hurry(future).result() == 11
+
+
+def test_outside_the_main_thread_no_handler_is_set():
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def enter():
+        with Interrupt():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_one_process_stops_as_soon_as_it_is_asked():
+    with Interrupt() as interrupt:
+        stop = StopTogether(interrupt, parallel.make_mesh(1))
+        stop.now()
+        stop.soon()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+        for ask in (stop.now, stop.soon):
+            with pytest.raises(Interrupted):
+                ask()

@@ -1,0 +1,106 @@
+"""The folder of a run: made whole, read back, and guarded against another run's config."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from flaxformer_lite import workdir
+from flaxformer_lite.config import MAY_DIFFER_ON_RESUME, Config, differences, to_dict
+
+
+def changed(section: str, **fields) -> Config:
+    config = Config()
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **fields)})
+
+
+def test_the_saved_config_is_read_back_as_it_was(tmp_path):
+    config = changed("model", d_model=34, num_heads=2, d_head=17)
+    paths = workdir.create(tmp_path / "a" / "run", config)
+    assert workdir.read_config(tmp_path / "a" / "run") == config
+    assert json.loads(paths.config.read_text()) == json.loads(json.dumps(to_dict(config)))
+    assert sorted(path.name for path in paths.path.iterdir()) == ["config.json", "samples"]
+
+
+def test_checking_a_folder_creates_nothing(tmp_path):
+    workdir.check(tmp_path / "new" / "run", Config())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_start_with_the_same_config_is_accepted(tmp_path):
+    workdir.create(tmp_path, Config())
+    workdir.check(tmp_path, Config())
+
+
+@pytest.mark.parametrize(
+    ("section", "fields"),
+    [
+        ("parallel", {"mode": "pmap"}),
+        ("train", {"num_steps": 7}),
+        ("train", {"patience": 3}),
+        ("decode", {"max_extra_length": 9}),
+    ],
+)
+def test_a_second_start_may_change_what_does_not_touch_the_steps(tmp_path, section, fields):
+    new = changed(section, **fields)
+    assert len(differences(Config(), new)) == 1
+    assert f"{section}.{next(iter(fields))}".startswith(MAY_DIFFER_ON_RESUME)
+    workdir.create(tmp_path, Config())
+    workdir.check(tmp_path, new)
+
+
+@pytest.mark.parametrize(
+    ("section", "fields"),
+    [("model", {"dropout": 0.25}), ("data", {"seed": 5}), ("optim", {"b2": 0.9}), ("train", {"best_metric": "bleu"})],
+)
+def test_any_other_change_is_refused_with_the_field_and_both_values(tmp_path, section, fields):
+    workdir.create(tmp_path, Config())
+    (name, value), old = next(iter(fields.items())), Config()
+    words = f"config.{section}.{name}: the run in {tmp_path} has {getattr(getattr(old, section), name)!r}, .* {value!r}"
+    with pytest.raises(ValueError, match=words):
+        workdir.check(tmp_path, changed(section, **fields))
+
+
+def test_a_config_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model": {"d_model": 5')
+    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'config.json'}: cannot be read as a config")):
+        workdir.read_config(tmp_path)
+
+
+def test_a_new_folder_is_named_after_its_config():
+    assert re.fullmatch(r"runs/base-\d{8}-\d{6}", str(workdir.new_path("base")))
+
+
+def test_a_text_that_is_written_whole_replaces_the_old_one_and_leaves_no_other_file(tmp_path):
+    (tmp_path / "a").write_text("old")
+    workdir.write_whole(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_refused_start_takes_back_what_it_made(tmp_path):
+    new = tmp_path / "deep" / "run"
+    with pytest.raises(ValueError, match="wrong"), workdir.untouched_if_refused(new):
+        workdir.create(new, Config()).tokenizer.write_text("model")
+        raise ValueError("wrong")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_second_start_leaves_the_run_as_it_was(tmp_path):
+    paths = workdir.create(tmp_path, Config())
+    paths.metrics.write_text("{}\n")
+    paths.tokenizer.write_text("model")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(ValueError, match="wrong"), workdir.untouched_if_refused(tmp_path):
+        workdir.create(tmp_path, changed("train", num_steps=7))
+        raise ValueError("wrong")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_a_failure_after_the_first_logged_step_keeps_everything(tmp_path):
+    new = tmp_path / "run"
+    with pytest.raises(ValueError, match="late"), workdir.untouched_if_refused(new):
+        workdir.create(new, Config()).metrics.write_text("{}\n")
+        raise ValueError("late")
+    assert (new / "config.json").exists()
