@@ -97,10 +97,10 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
     file_format = builder.info.file_format.value
     if builder.info.splits and file_format != "array_record":
         raise ValueError(
-            f"config.data.dataset: {builder.data_dir} is prepared as {file_format}, and reading needs "
-            "array_record; convert it once, where TensorFlow is installed, with: python -m tensorflow_datasets.scripts.convert_format "
-            f"--dataset_version_dir={builder.data_dir} --out_file_format=array_record "
-            f"--out_dir=NEW/{builder.info.full_name}, and set TFDS_DATA_DIR=NEW"
+            f"config.data.dataset: {builder.data_dir} is prepared as {file_format}, and reading needs array_record; "
+            "convert it once, where TensorFlow is installed, with: "
+            f"python -m tensorflow_datasets.scripts.convert_format --dataset_version_dir={builder.data_dir} "
+            f"--out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set TFDS_DATA_DIR=NEW"
         )
     if not builder.info.splits:
         raise ValueError(
