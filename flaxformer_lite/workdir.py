@@ -126,5 +126,8 @@ def untouched_if_refused(path: Path) -> Iterator[None]:
 def write_whole(path: Path, text: str) -> None:
     """Writes `text` at `path` by a rename, so that no reader sees a part of it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

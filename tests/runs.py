@@ -35,6 +35,19 @@ SMALL = {
     "parallel.data": 1,
 }
 
+# For tests that need a training, whatever it learns: little to compile.
+TINY = {
+    "model.d_model": 16,
+    "model.d_ff": 24,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
+    "data.train_split": "train[:300]",
+    "data.validation_split": "validation[:8]",
+    "data.test_split": "test[:4]",
+    "data.buckets": "(64,)",
+    "train.decode_examples": 0,
+}
+
 
 def flags(changes: dict[str, object] | None = None) -> list[str]:
     """The command line of SMALL with `changes`."""
@@ -53,10 +66,13 @@ def fit(workdir: Path, changes: dict[str, object] | None = None) -> int:
 
 def start(*arguments: str, env: dict[str, str] | None = None, module: str | None = "flaxformer_lite", **options):
     """`python -m flaxformer_lite ARGUMENTS`, or `python train.py ARGUMENTS` if `module` is None, as a process."""
-    program = ["-m", module] if module else [str(ROOT / "train.py")]
-    command = [sys.executable, *program, *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.Popen(command, env={**os.environ, **(env or {})}, **pipes)
+    return subprocess.Popen(start_command(*arguments, module=module), env={**os.environ, **(env or {})}, **pipes)
+
+
+def start_command(*arguments: str, module: str | None = "flaxformer_lite") -> list[str]:
+    """The words of the command that `start` runs."""
+    return [sys.executable, *(["-m", module] if module else [str(ROOT / "train.py")]), *arguments]
 
 
 def run(*arguments: str, input: bytes = b"", **options) -> subprocess.CompletedProcess:

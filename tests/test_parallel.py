@@ -190,19 +190,11 @@ def test_the_largest_number_of_all_processes_is_known_to_each():
 # Whole runs: five ways to train, and each checkpoint taken up by others.
 
 RUN = {
-    "model.d_model": 16,
-    "model.d_ff": 24,
-    "model.num_encoder_layers": 1,
-    "model.num_decoder_layers": 1,
-    "data.train_split": "train[:300]",
-    "data.validation_split": "validation[:8]",
-    "data.test_split": "test[:4]",
-    "data.buckets": "(64,)",
+    **runs.TINY,
     "train.num_steps": STEPS,
     "train.eval_every": 10,
     "train.checkpoint_every": 10,
     "train.keep_newest": 3,
-    "train.decode_examples": 0,
 }
 ONE_PROCESS = {
     "one device": {"parallel.data": 1},

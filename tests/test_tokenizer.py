@@ -19,7 +19,7 @@ KINDS = ("unigram", "bpe")
 
 def sentences(number=401, seed=0):
     rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=5)) + f" {rng.randrange(100000)}" for _ in range(number)]
+    return [" ".join(rng.choices(WORDS, k=5)) + f" {rng.randrange(100000)} 1999" for _ in range(number)]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -89,7 +89,7 @@ def test_no_piece_holds_a_digit_and_anything_else(trained):
     pieces = [trained._pieces.id_to_piece(i) for i in range(4 + 256, trained.vocab_size)]
     with_digit = [piece for piece in pieces if any(character.isdigit() for character in piece)]
     assert with_digit and all(len(piece) == 1 for piece in with_digit)
-    assert len(trained.encode(["90210"])[0]) >= 5
+    assert len(trained.encode(["1999"])[0]) >= 4  # though every sentence has this number
 
 
 def test_rows_are_read_up_to_their_first_end_symbol_or_padding(trained):
@@ -156,9 +156,8 @@ def test_a_model_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         tokenizer.train(sentences(), path, vocab_size=VOCAB, kind="unigram")
     assert path.read_bytes() == b"old"
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.model"]
     monkeypatch.undo()
-    for leftover in tmp_path.glob("*.partial"):
-        leftover.unlink()
     tokenizer.train(sentences(), path, vocab_size=VOCAB, kind="unigram")
     assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.model"]
     assert Tokenizer(path).vocab_size == VOCAB

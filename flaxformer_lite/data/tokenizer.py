@@ -61,8 +61,11 @@ def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str, s
             f"config.data.vocab_size: no tokenizer of {vocab_size} pieces fits this text: {reason}"
         ) from error
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(model.getvalue())
-    partial.replace(path)
+    try:
+        partial.write_bytes(model.getvalue())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def pad_rows(rows: list[np.ndarray], length: int) -> np.ndarray:

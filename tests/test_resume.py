@@ -1,0 +1,289 @@
+"""Stopped in any way, at any moment, and started again: the run that comes out is the one never stopped."""
+
+import contextlib
+import math
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import runs
+
+from flaxformer_lite import __main__ as program
+from flaxformer_lite.training import loop, writers
+
+STEPS = runs.SMALL["train.num_steps"]
+EVERY = runs.SMALL["train.checkpoint_every"]
+EVALUATION = runs.SMALL["train.eval_every"]
+
+
+def checkpoint_is_being_written(workdir: Path) -> bool:
+    return any("tmp" in path.name for path in (workdir / "checkpoints").glob("*"))
+
+
+def is_evaluating(workdir: Path, step: int) -> bool:
+    return runs.last_step(workdir) >= step and not runs.lines_of(workdir, "validation")
+
+
+def main_in_this_process(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of `python -m flaxformer_lite ARGUMENTS`."""
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(program, "exit_now", end)
+    with pytest.raises(SystemExit) as ended:
+        program.main(arguments)
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[int, str, int]]]:
+    """A run stopped in every way, and of each stop: exit code, standard error, last step on disk."""
+    workdir = tmp_path_factory.mktemp("stopped") / "run"
+    first = [*runs.flags(), f"--workdir={workdir}"]
+    stops = []
+
+    def stop(condition, number, *arguments):
+        code, err = runs.stop_at(lambda: condition(workdir), number, "train", *arguments)
+        stops.append((code, err, runs.last_step(workdir)))
+
+    again = f"--workdir={workdir}"
+    stop(lambda w: (w / "config.json").exists(), signal.SIGKILL, *first)  # while data is read
+    stop(lambda w: (w / "checkpoints").exists(), signal.SIGKILL, again)  # while the first step is compiled
+    stop(lambda w: runs.last_step(w) >= 3, signal.SIGTERM, again)
+    stop(lambda w: runs.last_step(w) >= EVERY + 3, signal.SIGINT, again)
+    stop(checkpoint_is_being_written, signal.SIGKILL, again)
+    stop(lambda w: is_evaluating(w, EVALUATION), signal.SIGTERM, again)
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 25, "split": "tr')  # torn
+    stop(lambda w: runs.last_step(w) >= EVALUATION + 2, signal.SIGKILL, again)
+    newest = max((workdir / "checkpoints").glob("*[0-9]"), key=lambda path: int(path.name))
+    shutil.rmtree(newest / "progress")  # damaged
+    stop(lambda w: len(runs.lines_of(w, "validation")) == 2, signal.SIGTERM, again)  # the test split is next
+    process = runs.run("train", again)
+    stops.append((process.returncode, process.stderr, runs.last_step(workdir)))
+    return workdir, stops
+
+
+def test_exit_codes_tell_a_stopped_run_from_a_finished_one(stopped_run):
+    kill = -signal.SIGKILL
+    assert [code for code, _, _ in stopped_run[1]] == [kill, kill, 143, 130, kill, 143, kill, 143, 0]
+
+
+def test_stops_came_where_they_were_meant_to(stopped_run):
+    steps = [step for _, _, step in stopped_run[1]]
+    assert steps == sorted(steps)
+    assert steps[:2] == [0, 0]
+    assert 3 <= steps[2] < steps[3] < EVALUATION == steps[5] <= steps[6] < steps[7] == STEPS
+
+
+def test_a_signal_is_answered_by_what_was_saved(stopped_run):
+    for code, err, step in stopped_run[1]:
+        if code in (143, 130):
+            assert ("SIGTERM" if code == 143 else "SIGINT") in err
+            assert f"stopped after step {step} and saved" in err or step == STEPS
+        assert "Traceback" not in err
+
+
+def test_a_damaged_checkpoint_is_named_on_the_way(stopped_run):
+    workdir, stops = stopped_run
+    (aside,) = (workdir / "checkpoints").glob("*.damaged")
+    assert str(aside.with_suffix("")) in stops[7][1]
+    assert "damaged" not in "".join(err for _, err, _ in stops[:7])
+
+
+def test_stopped_and_resumed_is_never_stopped_bit_for_bit(stopped_run, finished_run):
+    workdir, _ = stopped_run
+    assert runs.losses(workdir) == runs.losses(finished_run)
+    assert list(runs.losses(workdir)) == list(range(1, STEPS + 1))
+    runs.assert_same_arrays(runs.checkpoint_arrays(workdir, STEPS), runs.checkpoint_arrays(finished_run, STEPS))
+
+
+def test_stopped_and_resumed_has_the_same_evaluations_and_test_line(stopped_run, finished_run):
+    for split in ("validation", "test"):
+        assert runs.lines_of(stopped_run[0], split) == runs.lines_of(finished_run, split)
+
+
+def test_every_line_of_the_log_is_whole_after_a_torn_one(stopped_run):
+    lines = (stopped_run[0] / "metrics.jsonl").read_bytes().split(b"\n")
+    assert lines[-1] == b""
+    assert all(line.startswith(b"{") and line.endswith(b"}") for line in lines[:-1])
+
+
+def test_a_finished_workdir_is_left_as_it_is(finished_run, monkeypatch, capsys):
+    before = runs.files_below(finished_run)
+    assert main_in_this_process(monkeypatch, "train", f"--workdir={finished_run}") == 0
+    assert runs.files_below(finished_run) == before
+    err = capsys.readouterr().err
+    assert "is complete; nothing was trained" in err and "test split, best step" in err and "exact_match" in err
+
+
+def test_raising_the_number_of_steps_goes_on(finished_run, tmp_path):
+    workdir = shutil.copytree(finished_run, tmp_path / "run")
+    before = (workdir / "metrics.jsonl").read_text()
+    assert runs.fit(workdir, {"train.num_steps": STEPS + 3}) == 0
+    after = (workdir / "metrics.jsonl").read_text()
+    assert after.startswith(before)
+    new = [(record["step"], record["split"]) for record in writers.read_metrics(workdir / "metrics.jsonl")[-5:]]
+    assert new[:3] == [(STEPS + 1, "train"), (STEPS + 2, "train"), (STEPS + 3, "train")]
+    assert new[3] == (STEPS + 3, "validation") and new[4][1] == "test"
+    assert after.count('"test"') == 2
+
+
+def test_training_stops_early_when_patience_ends_and_stays_stopped(tmp_path):
+    """A rate that is raised for ever makes the loss worse after a while."""
+    changes = {
+        **runs.TINY,
+        "optim.learning_rate": 0.3,
+        "optim.warmup_steps": 400,
+        "train.num_steps": 400,
+        "train.eval_every": 4,
+        "train.checkpoint_every": 4,
+        "train.patience": 2,
+    }
+    assert runs.fit(tmp_path, changes) == 0
+    losses = {record["step"]: record["loss"] for record in runs.lines_of(tmp_path, "validation")}
+    best = min(losses, key=losses.get)
+    assert len(losses) >= 3
+    assert list(losses)[-3:] == [best, best + 4, best + 8] and best + 8 < 400
+    (test,) = runs.lines_of(tmp_path, "test")
+    assert test["step"] == best
+    assert runs.last_step(tmp_path) == best + 8
+    before = runs.files_below(tmp_path)
+    assert runs.fit(tmp_path, changes) == 0
+    assert runs.files_below(tmp_path) == before
+    assert loop.early_stop({4: 1.0, 8: 1.0}, 1) is False  # a tie is the later's
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "stops"),
+    [
+        ({}, 1, False),
+        ({1: 0.3}, 1, False),
+        ({1: 0.3, 2: 0.2}, None, False),
+        ({1: 0.3, 2: 0.2}, 1, True),
+        ({1: 0.3, 2: 0.2}, 2, False),
+        ({1: 0.3, 2: 0.2, 3: 0.1}, 2, True),
+        ({1: 0.3, 2: 0.2, 3: 0.4}, 1, False),
+    ],
+)
+def test_patience_counts_evaluations_since_the_best(scores, patience, stops):
+    assert loop.early_stop(scores, patience) is stops
+
+
+def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch, capsys):
+    changes = {**runs.TINY, "optim.learning_rate": 1e30, "train.checkpoint_every": 1, "train.num_steps": 9}
+    arguments = ["train", *runs.flags(changes), f"--workdir={tmp_path / 'run'}"]
+    assert main_in_this_process(monkeypatch, *arguments) == 1
+    (error,) = runs.error_lines(capsys.readouterr().err)
+    steps = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert f"step {steps[-1] + 1}: loss " in error and "gradient norm " in error
+    assert f"The last good checkpoint is of step {steps[-1]}." in error
+    for advice in ("optim.learning_rate", "optim.warmup_steps", "optim.clip_norm", "model.norm_placement"):
+        assert advice in error
+    assert all(math.isfinite(loss) for loss in runs.losses(tmp_path / "run").values())
+    arrays = runs.checkpoint_arrays(tmp_path / "run", steps[-1])
+    assert all(math.isfinite(float(abs(array).max())) for name, array in arrays.items() if name.startswith("params"))
+
+
+def test_a_signal_ends_a_compiling_process_within_five_seconds(tmp_path):
+    cache, workdir = tmp_path / "cache", tmp_path / "run"
+    layers = {"model.num_encoder_layers": 16, "model.num_decoder_layers": 16, "data.train_split": "train[:200]"}
+    arguments = ["train", *runs.flags(layers), f"--workdir={workdir}"]
+    with runs.started(*arguments, env={"JAX_COMPILATION_CACHE_DIR": str(cache)}) as process:
+        runs.wait_until((workdir / "checkpoints").exists, process)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGTERM)
+        sent = time.monotonic()
+        _, err = process.communicate(timeout=60)
+    assert time.monotonic() - sent < 5
+    assert process.returncode == 143
+    assert "Traceback" not in err.decode()
+    assert not list(cache.glob("jit_train_step*"))  # so it had not compiled it yet
+    assert runs.last_step(workdir) == 0
+
+
+@pytest.mark.slow
+def test_a_truncated_compile_cache_entry_is_deleted_and_written_anew(tmp_path):
+    """JAX itself would warn of it at every start and never replace it."""
+    changes = {**runs.TINY, "train.num_steps": 1}
+    cache = tmp_path / "cache"
+
+    def train(name: str) -> dict[int, float]:
+        arguments = [*runs.flags(changes), f"--workdir={tmp_path / name}"]
+        process = runs.run("train", *arguments, env={"JAX_COMPILATION_CACHE_DIR": str(cache)})
+        assert process.returncode == 0, process.stderr
+        assert "arning" not in process.stderr and "rror" not in process.stderr
+        return runs.losses(tmp_path / name)
+
+    expected = train("first")
+    (entry,) = cache.glob("jit_train_step*-cache")
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[: len(whole) // 2])
+    assert train("second") == expected
+    assert len(entry.read_bytes()) > 0.9 * len(whole)  # compiled again, not to the same bytes
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_is_never_stopped_bit_for_bit(tmp_path):
+    """The first compile and the writing of checkpoints are among the moments."""
+    changes = {"train.num_steps": 500, "train.eval_every": 100}
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    killed, reference = tmp_path / "killed", tmp_path / "reference"
+    arguments = [*runs.flags(changes), f"--workdir={killed}"]
+    rng = random.Random(7)
+    moments = [("seconds", rng.uniform(0.5, 9)) for _ in range(7)]
+    moments += [("steps", rng.randint(1, 15)) for _ in range(8)] + [("writing", 0)] * 4
+    rng.shuffle(moments)
+    moments.insert(0, ("compiling", 1.5))
+    assert len(moments) == 20
+    for kind, amount in moments:
+        with runs.started("train", *arguments, env=cache) as process:
+            begun, first = time.monotonic(), runs.last_step(killed)
+            while process.poll() is None:
+                steps = runs.last_step(killed) - first
+                if kind == "compiling" and (killed / "checkpoints").exists():
+                    time.sleep(amount)
+                    break
+                if kind == "writing" and steps and checkpoint_is_being_written(killed):
+                    break
+                if kind == "seconds" and time.monotonic() - begun > amount:
+                    break
+                if steps >= (amount if kind == "steps" else 15):
+                    break
+                time.sleep(0.003)
+            assert process.poll() is None, process.stderr.read().decode()
+            process.kill()
+            process.wait()
+    assert 0 < runs.last_step(killed) < 500
+    for workdir in (killed, reference):
+        process = runs.run("train", *runs.flags(changes), f"--workdir={workdir}", env=cache)
+        assert process.returncode == 0, process.stderr
+    assert runs.losses(killed) == runs.losses(reference)
+    assert len(runs.losses(killed)) == 500
+    runs.assert_same_arrays(runs.checkpoint_arrays(killed, 500), runs.checkpoint_arrays(reference, 500))
+    assert runs.lines_of(killed, "test") == runs.lines_of(reference, "test")
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_of_two_processes_stops_both_with_everything_saved(tmp_path):
+    changes = {"parallel.data": 8, "train.decode_examples": 0, "train.num_steps": 100}
+    arguments = ["train", *runs.flags(changes), f"--workdir={tmp_path}"]
+    processes = runs.two_processes(*arguments, script=["-m", "flaxformer_lite"], stderr=runs.subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 240
+        while runs.last_step(tmp_path) < 3:
+            assert all(process.poll() is None for process in processes) and time.monotonic() < end
+            time.sleep(0.05)
+        processes[1].send_signal(signal.SIGTERM)  # not the one that writes the log
+        assert [process.wait(timeout=120) for process in processes] == [143, 143]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    step = runs.last_step(tmp_path)
+    assert (tmp_path / "checkpoints" / str(step)).is_dir()
+    assert 3 <= step < 100

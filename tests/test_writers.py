@@ -1,0 +1,207 @@
+"""metrics.jsonl: a line a write, the last of a (split, step) wins; the bar, the log lines and the table."""
+
+import io
+import json
+import math
+import os
+
+import pytest
+
+from flaxformer_lite.training import writers
+from flaxformer_lite.training.writers import MetricsWriter, Progress, read_metrics, remove_torn_line, table
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def write(path, *records, tail=b""):
+    path.write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in records) + tail)
+
+
+def record(step, split="train", **values):
+    return {"step": step, "split": split, **values}
+
+
+def test_every_write_is_one_line_of_json_in_one_write(path, monkeypatch):
+    written, real = [], os.write
+    writer = MetricsWriter(path.parent)
+
+    def watched(file, data):
+        if file == writer._file:  # TensorBoard writes too
+            written.append(data)
+        return real(file, data)
+
+    monkeypatch.setattr(writers.os, "write", watched)
+    writer.write(3, "train", {"loss": 1.5, "accuracy": 0.25})
+    writer.write(5, "validation", {"loss": 1.25})
+    writer.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert written == lines
+    assert [json.loads(line) for line in lines] == [
+        {"step": 3, "split": "train", "loss": 1.5, "accuracy": 0.25},
+        {"step": 5, "split": "validation", "loss": 1.25},
+    ]
+
+
+def test_lines_are_there_before_the_writer_is_closed(path):
+    writer = MetricsWriter(path.parent)
+    writer.write(3, "train", {"loss": 1.5})
+    assert read_metrics(path) == [record(3, loss=1.5)]
+    writer.close()
+
+
+def test_what_json_cannot_hold_becomes_null(path):
+    writer = MetricsWriter(path.parent)
+    writer.write(3, "train", {"loss": math.nan, "perplexity": math.inf, "low": -math.inf, "accuracy": 0.0})
+    writer.close()
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == record(
+        3, loss=None, perplexity=None, low=None, accuracy=0.0
+    )
+
+
+def test_tensorboard_gets_the_same_numbers(path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(writers.tensorboardX.SummaryWriter, "add_scalar", lambda self, *args: seen.append(args))
+    writer = MetricsWriter(path.parent)
+    writer.write(3, "train", {"loss": 1.5, "accuracy": 0.25})
+    writer.close()
+    assert seen == [("train/loss", 1.5, 3), ("train/accuracy", 0.25, 3)]
+    assert list(path.parent.glob("events.*"))
+
+
+def test_a_second_writer_goes_on_after_the_lines_of_the_first_and_removes_a_torn_one(path):
+    write(path, record(1, loss=3.0), record(2, loss=2.0), tail=b'{"step": 3, "spl')
+    writer = MetricsWriter(path.parent)
+    writer.write(3, "train", {"loss": 1.0})
+    writer.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        record(1, loss=3.0),
+        record(2, loss=2.0),
+        record(3, loss=1.0),
+    ]
+
+
+def test_a_writer_that_is_not_enabled_writes_nothing(path):
+    writer = MetricsWriter(path.parent, enabled=False)
+    writer.write(3, "train", {"loss": 1.5})
+    writer.close()
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"", b""), (b"a\n", b"a\n"), (b"a\nbc", b"a\n"), (b"abc", b""), (b"a\n\n", b"a\n\n"), (b"a\n{}\nx", b"a\n{}\n")],
+)
+def test_only_what_follows_the_last_line_end_is_cut(path, before, after):
+    path.write_bytes(before)
+    remove_torn_line(path)
+    assert path.read_bytes() == after
+
+
+def test_there_may_be_no_file_to_cut_or_to_read(path):
+    remove_torn_line(path)
+    assert not path.exists() and read_metrics(path) == []
+
+
+def test_of_several_lines_of_a_split_and_step_the_last_one_wins_and_stands_where_it_was_written(path):
+    first, second = record(1, loss=3.0), record(2, loss=2.0)
+    validation, again = record(1, "validation", loss=5.0), record(1, loss=1.0)
+    write(path, first, second, validation, again)
+    assert read_metrics(path) == [second, validation, again]
+
+
+def test_a_torn_last_line_is_not_read(path):
+    write(path, record(1, loss=3.0), tail=json.dumps(record(2, loss=2.0)).encode())
+    assert read_metrics(path) == [record(1, loss=3.0)]
+
+
+def test_scores_are_those_of_the_validation_split_by_step(path):
+    write(path, record(5, loss=9.0), record(5, "validation", loss=3.0), record(7, "validation", loss=2.0))
+    assert writers.validation_scores(path, lambda r: -r["loss"]) == {5: -3.0, 7: -2.0}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is moved."""
+    now = [1000.0]
+    monkeypatch.setattr(writers.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_in_a_log_file_a_line_comes_after_so_many_seconds_with_the_time_that_is_left(clock, capsys):
+    progress = Progress(100, 500, seconds=10)
+    clock[0] += 9
+    progress.update(110, {"loss": 1.23456})
+    assert capsys.readouterr().err == ""
+    clock[0] += 11
+    progress.update(120, {"loss": 1.23456, "tokens/s": 12345.6})
+    # 20 steps in 20 seconds, 380 to go
+    assert capsys.readouterr().err == "step 120/500  loss 1.23  tokens/s 12,346  6:20 left\n"
+    progress.update(121, {"loss": 1.0})
+    progress.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_hours_are_shown_when_there_are_any(clock, capsys):
+    progress = Progress(0, 1000, seconds=10)
+    clock[0] += 10
+    progress.update(1, {})
+    assert capsys.readouterr().err.endswith("2:46:30 left\n")
+
+
+def test_on_a_terminal_there_is_a_bar_that_shows_the_step_and_the_values(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress(3, 7)
+    for step in (4, 5, 7):
+        progress.update(step, {"loss": 0.125})
+    progress.note("a note")
+    progress.close()
+    shown = terminal.getvalue()
+    assert "3/7" in shown and "7/7" in shown and "100%" in shown
+    assert "loss 0.125" in shown and "a note\n" in shown and "left\n" not in shown
+
+
+def test_a_note_is_a_line_of_its_own_in_a_log_file(capsys):
+    Progress(0, 7).note("hello")
+    assert capsys.readouterr().err == "hello\n"
+
+
+def test_progress_that_is_not_enabled_shows_nothing(monkeypatch, clock):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    progress = Progress(0, 7, enabled=False)
+    clock[0] += 100
+    progress.update(3, {"loss": 1.0})
+    progress.note("a note")
+    progress.close()
+    assert terminal.getvalue() == ""
+
+
+def test_the_rate_of_tokens_is_that_since_the_last_restart(clock):
+    rate = writers.TokenRate()
+    rate.add(7)
+    rate.add(13)
+    clock[0] += 5
+    assert rate.rate() == 4
+    rate.restart()
+    assert rate.rate() == 0
+    rate.add(6)
+    clock[0] += 3
+    assert rate.rate() == 2
+
+
+def test_a_table_has_its_first_column_to_the_left_and_the_others_to_the_right():
+    rows = [["kind", "right", "of"], ["date", "7", "11"], ["duration", "113", "1009"]]
+    assert table(rows) == "kind      right    of\ndate          7    11\nduration    113  1009"
+
+
+def test_a_table_has_no_spaces_at_the_ends_of_lines():
+    assert table([["a long name", ""], ["b", "5"]]) == "a long name\nb            5"
