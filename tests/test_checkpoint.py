@@ -300,6 +300,15 @@ def test_what_a_killed_write_left_does_no_harm(folder):
     assert steps_in(folder) == {"2", "3", "5", "8"}
 
 
+def test_a_kill_in_the_first_write_of_all_does_no_harm(folder, tmp_path):
+    new = tmp_path / "new"
+    shutil.copytree(folder / "5", new / "8.orbax-checkpoint-tmp")
+    assert restore_newest(new) is None
+    save_steps(new, 8)
+    assert_same(restore_newest(new)[0], make_state(8))
+    assert steps_in(new) == {"8"}
+
+
 def test_reading_only_changes_nothing_in_the_folder(folder):
     shutil.copytree(folder / "5", folder / "8.orbax-checkpoint-tmp")
     before = runs.files_below(folder)

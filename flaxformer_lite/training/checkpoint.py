@@ -150,7 +150,9 @@ class Checkpoints:
             for problem in problems.values():
                 logging.warning("%s; it is renamed to end in %s, and step %d is used.", problem, DAMAGED, step)
             return restored
-        strange = sorted(x.name for x in self.directory.iterdir() if not x.name.endswith(DAMAGED))
+        unfinished = ocp.utils.TMP_DIR_SUFFIX  # in the name of what Orbax had not finished writing
+        names = [entry.name for entry in self.directory.iterdir() if unfinished not in entry.name]
+        strange = sorted(name for name in names if not name.endswith(DAMAGED))
         if strange and not problems:
             problems[-1] = f"{self.directory}: expected checkpoints, found only {', '.join(strange[:3])}"
         if problems:
