@@ -142,7 +142,8 @@ LOWEST = {
 POSITIVE = ("model.norm_epsilon", "optim.learning_rate", "optim.eps", "optim.clip_norm")
 BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "optim.b1", "optim.b2")
 
-# What a resumed run may change: what steps are computed from stays. (The 'linear' schedule follows train.num_steps.)
+# What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for one
+# case: the 'linear' schedule ends at train.num_steps, so it follows a new end.
 MAY_DIFFER_ON_RESUME = (
     "parallel.",
     "decode.",
