@@ -99,6 +99,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     if done < config.train.num_steps and mode.compiles_ahead:
         for shape in pipeline.possible_shapes(config):
             start_compiling(shape)
+    report.say(f"{workdir}: reading {config.data.dataset} (made on first use), compiling meanwhile")
     data = wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer))
     _check_tokenizer(data.tokenizer, config, paths)
     identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint}
@@ -121,7 +122,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         meter.add(tokens=float(sums["loss"][1]))
         values["learning_rate"] = float(rates[step - 1])
         progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], "tok/s": meter.rate()})
-        if step % config.train.log_every == 0 or step == config.train.num_steps:
+        if step % config.train.log_every == 0 or evaluation_is_due(step):  # training may end at an evaluation
             writer.write(step, "train", {**values, "tokens_per_second": meter.rate()})
             meter.restart()
 
@@ -146,12 +147,12 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         scores[done] = metrics.score(values, config.train.best_metric)
         meter.restart()
 
-    def evaluation_is_due() -> bool:
-        return done > 0 and (done % config.train.eval_every == 0 or done == config.train.num_steps)
+    def evaluation_is_due(step: int) -> bool:
+        return step > 0 and (step % config.train.eval_every == 0 or step == config.train.num_steps)
 
     unsettled = None  # (step, its metrics, still on the devices)
     try:
-        if evaluation_is_due() and done not in scores:
+        if evaluation_is_due(done) and done not in scores:
             measure()
         report.say(report.resolved(config, data, mesh, state_shapes.params))
         batches = pipeline.batches(data.train, num_steps=config.train.num_steps)
@@ -164,11 +165,11 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             if unsettled:  # only now, with the next step on its way
                 settle(*unsettled)
             unsettled = (done, sums)
-            if evaluation_is_due() or done % config.train.checkpoint_every == 0:
+            if evaluation_is_due(done) or done % config.train.checkpoint_every == 0:
                 settle(*unsettled)
                 unsettled = None
                 save()
-            if evaluation_is_due():
+            if evaluation_is_due(done):
                 measure()
             stop.soon()
     except Interrupted as reason:
