@@ -2,7 +2,7 @@
 
 The dimension key. Arrays carry their axes as a suffix, and einsum uses the same letters:
 
-    B  batch                    D  model width (d_model)       N  layers
+    B  batch                    D  model width (d_model)       N  layers, or examples
     T  target or query length   F  feed-forward width (d_ff)   V  vocabulary
     S  source or key length     H  attention heads             L  any length
     K  size of one head (d_k)   M  microbatches

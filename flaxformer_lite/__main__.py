@@ -1,7 +1,9 @@
 """`python -m flaxformer_lite COMMAND --workdir=W ...`, also installed as `flaxformer-lite`."""
 
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from flaxformer_lite import command_line
 from flaxformer_lite.command_line import complain, exit_now, fail
@@ -19,11 +21,15 @@ def train(arguments: Sequence[str]) -> int:
     from flaxformer_lite import runtime
 
     runtime.start()
+    import jax
+
     from flaxformer_lite.training import loop, parallel
 
     parallel.initialize(*request.processes)
+    if request.workdir is None and jax.process_count() > 1:
+        raise ValueError("--workdir: several processes need one folder that all of them see; name it.")
     try:
-        return loop.fit(request.config, request.workdir)
+        return loop.fit(request.config, request.workdir or request.new_workdir)
     except loop.Diverged as error:
         complain(str(error))
         return 1
@@ -72,11 +78,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = COMMANDS[command](rest)
     except ValueError as error:
+        if not _is_ours(error):
+            traceback.print_exc()
+            exit_now(1)
         complain(str(error))
         code = 2
     except BrokenPipeError:
         code = 0
     exit_now(code)
+
+
+def _is_ours(error: ValueError) -> bool:
+    """Whether this package raised it, about its input; what a library raises is a bug, and shows where."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return Path(innermost.f_code.co_filename).is_relative_to(command_line.PACKAGE)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,8 @@ class TrainRequest(NamedTuple):
     """What `train` was asked to do."""
 
     config: config_lib.Config
-    workdir: Path
+    workdir: Path | None  # None: none was named
+    new_workdir: Path  # the folder for a run without a name
     processes: tuple[str | None, int | None, int | None]  # coordinator address, number of processes, own number
 
 
@@ -211,8 +212,13 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
         file = find_config(values.config or name)
         name, user_config = file.stem, load_config(file)
     config = config_lib.resolve(override(user_config, overrides))
-    workdir = Path(values.workdir) if values.workdir else workdir_lib.new_path(name)
-    return TrainRequest(config, workdir, (values.coordinator_address, values.num_processes, values.process_id))
+    workdir = Path(values.workdir) if values.workdir else None
+    return TrainRequest(
+        config,
+        workdir,
+        workdir_lib.new_path(name),
+        (values.coordinator_address, values.num_processes, values.process_id),
+    )
 
 
 def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:

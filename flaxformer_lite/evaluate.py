@@ -15,7 +15,7 @@ from flaxformer_lite.data.datasets import Dataset, TextPairs
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer
-from flaxformer_lite.training import metrics, parallel, step
+from flaxformer_lite.training import metrics, parallel, report, step
 
 
 def exact_matches(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
@@ -116,6 +116,8 @@ def evaluate(workdir: str | Path, split: str) -> tuple[dict[str, float], str]:
     dataset.prepare()
     named = {"train": data.train_split, "validation": data.validation_split, "test": data.test_split}
     examples = pipeline.read_split(dataset, named.get(split, split), translator.tokenizer, config)
+    if note := report.left_out(examples):
+        report.say(f"{split} split: of loss and accuracy{note}")
     evaluator = Evaluator(translator.model, config, parallel.MeshMode(translator.mesh))
     params = translator.params
     values, _, signature = evaluator.measure(params, params, translator.tokenizer, examples)

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 import runs
 
@@ -241,3 +243,17 @@ def test_no_command_prints_the_usage_and_exits_with_2(capsys):
             __main__.main(arguments)
         assert (ended.value.code or 0) == code
         assert "usage: " in capsys.readouterr().out
+
+
+def test_an_error_of_a_library_is_a_bug_and_keeps_its_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(__main__, "exit_now", sys.exit)
+    monkeypatch.setitem(__main__.COMMANDS, "train", lambda arguments: np.zeros(3) + np.zeros(5))
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["train"])
+    assert ended.value.code == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_several_processes_without_a_workdir_are_refused(refused, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert "--workdir: several processes need one folder" in refused("train", *runs.flags())

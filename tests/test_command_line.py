@@ -254,7 +254,8 @@ def test_training_takes_the_named_config_the_overrides_and_the_folder(config_fil
 def test_training_without_flags_takes_the_default_config_into_a_new_folder():
     request = parse_train([])
     assert request.config == resolve(load_config(find_config("default")))
-    assert request.workdir.parent == Path("runs") and request.workdir.name.startswith("default-")
+    assert request.workdir is None
+    assert request.new_workdir.parent == Path("runs") and request.new_workdir.name.startswith("default-")
 
 
 def test_training_in_the_folder_of_a_run_takes_its_config_unless_another_is_named(tmp_path):

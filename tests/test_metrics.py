@@ -55,3 +55,10 @@ def test_of_two_results_the_better_has_the_higher_score(metric):
     better, worse = {"loss": 0.3, "accuracy": 0.9, "bleu": 40.0}, {"loss": 0.5, "accuracy": 0.8, "bleu": 30.0}
     assert metrics.score(better, metric) > metrics.score(worse, metric)
     assert abs(metrics.score(better, metric)) == better[metric]
+
+
+def test_a_score_that_is_not_finite_or_was_logged_as_null_is_the_worst():
+    for value in (math.nan, math.inf, None):
+        assert metrics.score({"loss": value}, "loss") == -math.inf
+    assert metrics.score({"loss": 3.0}, "loss") == -3.0
+    assert metrics.score({"bleu": math.nan}, "bleu") == -math.inf

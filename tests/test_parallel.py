@@ -177,7 +177,7 @@ def test_without_flags_or_a_cluster_nothing_is_initialized(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "2")
     parallel.initialize(None, None, None)  # inside an allocation, but not started by srun
     assert called == []
-    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     parallel.initialize(None, None, None)
     assert called == [()]
 

@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_last_good_che
     (error,) = runs.error_lines(capsys.readouterr().err)
     steps = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert f"step {steps[-1] + 1}: loss " in error and "gradient norm " in error
-    assert f"The last good checkpoint is of step {steps[-1]}." in error
+    assert f"The newest checkpoint is of step {steps[-1]}. Try, in a new --workdir, " in error
     for advice in ("optim.learning_rate", "optim.warmup_steps", "optim.clip_norm", "model.norm_placement"):
         assert advice in error
     assert all(math.isfinite(loss) for loss in runs.losses(tmp_path / "run").values())

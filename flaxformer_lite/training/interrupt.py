@@ -67,9 +67,13 @@ class Interrupt:
             raise Interrupted(agreed=jax.process_count() == 1)
 
     def wait_for(self, future: concurrent.futures.Future) -> Any:
-        """The future's result; raises Interrupted if a signal comes before it is there, leaving its thread at work."""
+        """The future's result; raises Interrupted if a signal comes before it is there, leaving its thread at work.
+
+        One process of many waits to the end: it may only stop where the others do, see `StopTogether`.
+        """
         while not future.done():
-            self.check()
+            if jax.process_count() == 1:
+                self.check()
             concurrent.futures.wait([future], timeout=NAP)
         return future.result()
 

@@ -36,7 +36,7 @@ def fit(config: Config, workdir: Path) -> int:
 
     Raises:
       ValueError: the config, the data, the devices or the workdir do not fit together.
-      Diverged: the loss or gradient is no longer finite; the last good checkpoint is kept.
+      Diverged: the loss or gradient is no longer finite; the checkpoints from before are kept.
     """
     mesh = parallel.make_mesh(config.parallel.data)
     accumulate = config.optim.accumulate_steps
@@ -99,7 +99,6 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     if done < config.train.num_steps and mode.compiles_ahead:
         for shape in pipeline.possible_shapes(config):
             start_compiling(shape)
-    report.say(f"{workdir}: reading {config.data.dataset} (made on first use), compiling meanwhile")
     data = wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer))
     _check_tokenizer(data.tokenizer, config, paths)
     identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint}
@@ -178,10 +177,11 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
                 settle(*unsettled)
             save()
             checkpoints.wait()
-            report.say(f"stopped after step {done} and saved; the same command goes on from there.")
+            report.say(f"stopped after step {done} and saved; to go on: the same command with --workdir={paths.path}")
         raise
     finally:
         progress.close()
+        writer.flush()
         checkpoints.wait()
 
     # The result: the best parameters on the test split.
@@ -256,6 +256,6 @@ def _check_finite(step: int, values: dict[str, float], checkpoints: checkpoint.C
         kept = checkpoints.steps()
         raise Diverged(
             f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: training has diverged. "
-            f"The last good checkpoint is {f'of step {kept[-1]}' if kept else 'none yet'}. Try a lower "
-            "optim.learning_rate, more optim.warmup_steps, optim.clip_norm=1.0, or model.norm_placement='pre'."
+            f"The newest checkpoint is {f'of step {kept[-1]}' if kept else 'none yet'}. Try, in a new --workdir, "
+            "a lower optim.learning_rate, more optim.warmup_steps, optim.clip_norm=1.0, or model.norm_placement='pre'."
         )

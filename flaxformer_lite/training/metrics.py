@@ -35,5 +35,8 @@ def with_perplexity(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def score(values: Mapping[str, float], metric: str) -> float:
-    """How good `values` are by `metric`, higher is better: the metric itself, or minus the loss."""
-    return -values[metric] if metric == "loss" else values[metric]
+    """How good `values` are by `metric`, higher is better: it, or minus the loss; what is not finite is worst."""
+    value = values[metric]
+    if value is None or not math.isfinite(value):  # None is how a log that is JSON tells it
+        return -math.inf
+    return -value if metric == "loss" else value

@@ -38,7 +38,7 @@ def initialize(address: str | None, num_processes: int | None, process_id: int |
 
 
 def _in_slurm_step_of_many() -> bool:
-    return int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ
+    return int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1  # of srun; a batch script itself is one task
 
 
 def _on_tpu_host() -> bool:

@@ -56,8 +56,13 @@ class MetricsWriter:
         for name, value in values.items():
             self._events.add_scalar(f"{split}/{name}", value, step)
 
+    def flush(self) -> None:
+        """Brings TensorBoard's file up to date; metrics.jsonl always is."""
+        if self._events is not None:
+            self._events.flush()
+
     def close(self) -> None:
-        """Flushes both."""
+        """Flushes and closes both."""
         if self._file is not None:
             os.close(self._file)
             self._events.close()
