@@ -85,10 +85,12 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=NewestAndBest(newest=keep_newest, best=keep_best, scores=self.scores),
             enable_async_checkpointing=True,
-            cleanup_tmp_directories=not read_only,
             create=not read_only,
             read_only=read_only,
         )
+        if not read_only and jax.process_index() == 0:
+            for unfinished in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):  # of a process that was killed
+                shutil.rmtree(unfinished, ignore_errors=True)
         with _quiet():
             self._manager = ocp.CheckpointManager(self.directory, options=options)
 
