@@ -24,31 +24,46 @@ from ml_collections import config_dict
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The shape of the Transformer."""
+    """The shape of the Transformer. "Section" and "Table" without a name are those of "Attention Is All You Need"."""
 
-    vocab_size: int | None = None  # ids 0..vocab_size-1; None: as many as the tokenizer has
-    d_model: int = 512  # width of embeddings and of every layer's input and output
+    architecture: str = "encoder_decoder"  # section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
+    vocab_size: int | None = None  # ids 0..vocab_size-1; None: as many as the tokenizer has; section 5.1
+    d_model: int = 512  # width of embeddings and of every layer's input and output; section 3.1
     num_heads: int = 8  # attention heads; section 3.2.2
-    d_head: int | None = None  # size of one head's queries, keys and values; None: d_model / num_heads
+    num_kv_heads: int | None = None  # heads of keys and values that queries share (Ainslie 2023); None: num_heads
+    d_head: int | None = None  # size of one head's queries, keys and values; None: d_model / num_heads; section 3.2.2
     d_ff: int = 2048  # inner width of the feed-forward network; section 3.3
     num_encoder_layers: int = 6  # section 3.1
     num_decoder_layers: int = 6  # section 3.1
-    max_length: int = 256  # longest source or target, in tokens with end of sentence
-    position: str = "sinusoidal"  # 'sinusoidal' (section 3.5) or 'learned' (Table 3, row E)
-    norm_placement: str = "post"  # 'post': LayerNorm(x + sublayer(x)), the paper's; 'pre': x + sublayer(LayerNorm(x))
-    norm_epsilon: float = 1e-6  # added to the variance before the square root
-    tie_embeddings: bool = True  # source, target and output share one matrix, section 3.4; False: three of their own
+    max_length: int = 256  # longest source or target, in tokens with end of sentence; section 3.5
+    position: str = "sinusoidal"  # section 3.5; the schemes, and the source of each, are in model/positions.py
+    rope_base: float = 10000.0  # 'rotary': the longest wavelength is 2 pi times this (Su 2021, section 3.2.2)
+    relative_clip: int = 16  # 'relative': distances beyond this share one vector (Shaw 2018, section 3.2)
+    relative_values: bool = False  # 'relative': vectors are added to values too (Shaw 2018, equation 3)
+    attention: str = "dot_product"  # section 3.2.1; 'additive' (Bahdanau 2015, appendix A.1.2), which it discusses
+    attention_window: int | None = None  # farthest token that self-attention sees, either way; None: all; section 4
+    backend: str = "auto"  # what computes attention, to the same result; section 3.2.1 and model/backends.py
+    norm: str = "layer_norm"  # section 3.1 (Ba 2016); 'rms_norm' (Zhang 2019)
+    norm_placement: str = "post"  # section 3.1: LayerNorm(x + sublayer(x)); 'pre' (Xiong 2020): x + sublayer(norm(x))
+    norm_epsilon: float = 1e-6  # added to the variance before the square root (Ba 2016)
+    activation: str = "relu"  # section 3.3; 'gelu', 'silu' and gated 'reglu', 'geglu', 'swiglu' (Shazeer 2020)
+    use_bias: bool = True  # in attention, feed-forward and LayerNorm; section 3.3. False: Chowdhery 2022, section 2
+    output_bias: bool = False  # one number a token, added to the logits; section 3.4 has none
+    tie_embeddings: bool = True  # source, target and output share one matrix, section 3.4; False: a matrix each
+    pooling: str = "mean"  # 'encoder_classifier': 'mean' of a text's vectors, or its 'first' (Devlin 2019, section 3)
+    num_classes: int | None = None  # 'encoder_classifier': None: as many as the dataset has (Devlin 2019, section 3)
     dropout: float = 0.1  # on embeddings and on each sublayer's output; section 5.4
-    attention_dropout: float = 0.0  # on attention weights; the paper names none
-    dtype: str = "float32"  # of activations: 'float32' or 'bfloat16'; parameters, softmax and loss stay float32
+    attention_dropout: float = 0.0  # on attention weights (Devlin 2019, appendix A.2); section 5.4 names none
+    dtype: str = "float32"  # of activations, or 'bfloat16' (Kalamkar 2019); parameters, softmax, loss stay float32
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """What to learn from, and how it is cut into batches."""
 
-    dataset: str = "cldr_translate/en-de"  # a TFDS translation dataset: name/config
-    source_language: str | None = None  # the side to translate from; None: the first in the dataset's name
+    dataset: str = "cldr_translate/en-de"  # a TFDS dataset that suits model.architecture: name/config
+    source_language: str | None = None  # translation: the side to translate from; None: the first in the dataset's name
+    text_features: str | None = None  # classifier, language model: 'a,b' joined to one text; None: all texts it has
     train_split: str = "train"  # TFDS split, slices allowed: 'train[:10%]'
     validation_split: str = "validation"  # measured at each evaluation; picks the best checkpoint
     test_split: str = "test"  # measured once, at the end
@@ -56,6 +71,7 @@ class DataConfig:
     vocab_size: int = 37000  # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
     tokens_per_batch: int = 25000  # target positions of a batch, padding included; section 5.1
     buckets: tuple[int, ...] = (32, 64, 128, 256)  # lengths batches are padded to; one compilation each
+    packing: bool = False  # 'decoder_lm': texts one after another in rows of the longest bucket, each on its own
     rows_multiple: int = 8  # a batch's rows are a multiple of this, so that devices can share them
     seed: int = 0  # of the order of examples
 
@@ -93,8 +109,13 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
-    """How translations are searched for."""
+    """How texts are written."""
 
+    method: str = "greedy"  # 'greedy': the likeliest token; 'sample': drawn from what temperature, top_k, top_p leave
+    temperature: float = 1.0  # 'sample': logits are divided by this; below 1 likely tokens become likelier
+    top_k: int | None = None  # 'sample': only the k likeliest tokens (Fan 2018, section 5.4); None: all
+    top_p: float | None = None  # 'sample': only the likeliest that make up this share (Holtzman 2020); None: all
+    seed: int = 0  # 'sample': of the draws
     max_extra_length: int = 50  # a translation has at most this many tokens more than its source; section 6.1
 
 
@@ -119,27 +140,37 @@ class Config:
 
 
 CHOICES = {
-    "model.position": ("sinusoidal", "learned"),
+    "model.architecture": ("encoder_decoder", "encoder_classifier", "decoder_lm"),
+    "model.position": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "alibi", "none"),
+    "model.attention": ("dot_product", "additive"),
+    "model.backend": ("auto", "reference", "blockwise", "xla", "cudnn", "flash"),
+    "model.norm": ("layer_norm", "rms_norm"),
+    "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "swiglu"),
+    "model.pooling": ("mean", "first"),
     "model.norm_placement": ("post", "pre"),
     "model.dtype": ("float32", "bfloat16"),
     "data.tokenizer": ("unigram", "bpe"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
     "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf"),
+    "decode.method": ("greedy", "sample"),
     "parallel.mode": ("mesh", "pmap"),
 }
 # Inclusive lowest values; a field that is not here may be any number its type allows.
 LOWEST = {
     **dict.fromkeys(("model.vocab_size", "data.vocab_size"), 8),
     **dict.fromkeys(("model.d_model", "model.num_heads", "model.d_head", "model.d_ff", "model.max_length"), 1),
-    **dict.fromkeys(("model.num_encoder_layers", "model.num_decoder_layers"), 1),
+    **dict.fromkeys(("model.num_encoder_layers", "model.num_decoder_layers", "model.num_kv_heads"), 1),
+    **dict.fromkeys(("model.relative_clip", "model.attention_window", "decode.top_k"), 1),
+    "model.num_classes": 2,
     **dict.fromkeys(("data.tokens_per_batch", "data.rows_multiple"), 1),
     **dict.fromkeys(("optim.warmup_steps", "optim.accumulate_steps"), 1),
     **dict.fromkeys(("train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every"), 1),
     **dict.fromkeys(("train.keep_newest", "train.patience"), 1),
     **dict.fromkeys(("train.keep_best", "train.decode_examples", "decode.max_extra_length"), 0),
-    **dict.fromkeys(("data.seed", "train.seed"), 0),
+    **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 0),
 }
-POSITIVE = ("model.norm_epsilon", "optim.learning_rate", "optim.eps", "optim.clip_norm")
+POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
+POSITIVE += ("decode.temperature", "decode.top_p")
 BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "optim.b1", "optim.b2")
 
 # What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for one
@@ -147,6 +178,7 @@ BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing"
 MAY_DIFFER_ON_RESUME = (
     "parallel.",
     "decode.",
+    "model.backend",
     "train.num_steps",
     "train.log_every",
     "train.eval_every",
@@ -291,6 +323,30 @@ def check_model(model: ModelConfig) -> None:
             f"config.model.d_model: sinusoidal positions pair a sine with a cosine and need an even width, "
             f"got {model.d_model}; make it even, or use model.position='learned'."
         )
+    d_head = model.d_head or model.d_model // model.num_heads
+    if model.position == "rotary" and d_head % 2:
+        raise ValueError(
+            f"config.model.d_head: rotary positions turn pairs of numbers and need heads of an even size, got "
+            f"{d_head}; change model.d_head or model.num_heads."
+        )
+    if model.num_kv_heads is not None and model.num_heads % model.num_kv_heads:
+        raise ValueError(
+            f"config.model.num_kv_heads: {model.num_kv_heads} does not divide num_heads = {model.num_heads}, so "
+            "queries cannot share them evenly; 1 is multi-query attention."
+        )
+    if model.attention == "additive" and model.position in ("rotary", "relative"):
+        raise ValueError(
+            f"config.model.attention: {model.position!r} positions act through the product of query and key, which "
+            "additive attention has not; use another model.position, or attention='dot_product'."
+        )
+    if model.backend in ("blockwise", "xla", "cudnn", "flash"):  # they keep no weights to work on
+        for name in ("attention", "attention_dropout", "relative_values"):
+            value = getattr(model, name)
+            if value in ("additive", True) or (name == "attention_dropout" and value > 0):
+                raise ValueError(
+                    f"config.model.backend: {model.backend!r} cannot do model.{name} = {value}; "
+                    "use 'reference' or 'auto'."
+                )
 
 
 def _check_contradictions(config: Config) -> None:
@@ -319,9 +375,19 @@ def _check_contradictions(config: Config) -> None:
             f"config.model.vocab_size: {config.model.vocab_size} contradicts data.vocab_size = "
             f"{data.vocab_size}, what the tokenizer is trained to; leave model.vocab_size unset."
         )
+    if data.packing and config.model.architecture != "decoder_lm":
+        raise ValueError("config.data.packing: only texts for model.architecture='decoder_lm' are packed so far.")
+    if config.decode.top_p is not None and config.decode.top_p > 1:
+        raise ValueError(f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}.")
     if parallel.data != -1 and parallel.data < 1:
         raise ValueError(f"config.parallel.data: expected -1 (all devices) or at least 1, got {parallel.data}.")
-    if config.train.best_metric in ("exact_match", "bleu", "chrf") and config.train.decode_examples == 0:
+    translated = config.train.best_metric in ("exact_match", "bleu", "chrf")
+    if translated and config.model.architecture != "encoder_decoder":
+        raise ValueError(
+            f"config.train.best_metric: {config.train.best_metric!r} needs translations, and "
+            f"model.architecture={config.model.architecture!r} makes none; choose 'loss' or 'accuracy'."
+        )
+    if translated and config.train.decode_examples == 0:
         raise ValueError(
             f"config.train.best_metric: {config.train.best_metric!r} needs translations, but "
             "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."

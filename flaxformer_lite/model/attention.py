@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, many heads of it, and the cache of keys and values for decoding."""
+"""Attention with weights to look at, many heads of it, and the cache of keys and values for decoding."""
 
 from collections.abc import Callable
 
@@ -8,50 +8,67 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.model import backends
 from flaxformer_lite.model.dropout import Dropout
+from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.positions import RelativeVectors, ScoreBias, rotate
+
+
+def dot_product_scores(query_BTHK: jax.Array, key_BSHK: jax.Array) -> jax.Array:
+    """Q K^T / sqrt(d_k), (B, H, T, S) float32: the scores of equation 1, section 3.2.1."""
+    scale = query_BTHK.shape[-1] ** -0.5
+    return jnp.einsum("BTHK,BSHK->BHTS", query_BTHK * scale, key_BSHK, preferred_element_type=jnp.float32)
+
+
+def additive_scores(query_BTHK: jax.Array, key_BSHK: jax.Array, vector_HK: jax.Array) -> jax.Array:
+    """v . tanh(q + k), (B, H, T, S) float32: a network with one hidden layer. Bahdanau 2015, appendix A.1.2."""
+    hidden_BTSHK = jnp.tanh(query_BTHK[:, :, None] + key_BSHK[:, None])
+    return jnp.einsum("BTSHK,HK->BHTS", hidden_BTSHK, vector_HK, preferred_element_type=jnp.float32)
+
+
+def softmax(scores_BHTS: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """The weights of equation 1, (B, H, T, S): over the keys that `mask` (bool, broadcast to them) lets a query see.
+
+    A query that may attend to nothing gets equal weights: finite, and meant to be ignored.
+    """
+    if mask is not None:
+        scores_BHTS = jnp.where(mask, scores_BHTS, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores_BHTS, axis=-1)
+
+
+def mix(weights_BHTS: jax.Array, value_BSHK: jax.Array) -> jax.Array:
+    """The mean of the values by the weights, (B, T, H, K): the last product of equation 1."""
+    return jnp.einsum("BHTS,BSHK->BTHK", weights_BHTS.astype(value_BSHK.dtype), value_BSHK)
 
 
 def dot_product_attention(
-    query_BTHK: jax.Array,
-    key_BSHK: jax.Array,
-    value_BSHK: jax.Array,
-    mask: jax.Array | None = None,
-    *,
-    drop: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+    query_BTHK: jax.Array, key_BSHK: jax.Array, value_BSHK: jax.Array, mask: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1 of section 3.2.1.
+    """softmax(Q K^T / sqrt(d_k)) V, equation 1 of section 3.2.1: (B, T, H, K), and its weights (B, H, T, S)."""
+    weights_BHTS = softmax(dot_product_scores(query_BTHK, key_BSHK), mask)
+    return mix(weights_BHTS, value_BSHK), weights_BHTS
 
-    Args:
-      mask: bool, broadcast to (B, H, T, S); True = may attend. A query that may attend to nothing gets the mean
-        of all values: finite, and meant to be ignored.
-      drop: applied to the weights before the values are mixed.
 
-    Returns:
-      The mixed values (B, T, H, K) and the weights (B, H, T, S), float32, before `drop`.
-    """
-    scale = query_BTHK.shape[-1] ** -0.5
-    scores_BHTS = jnp.einsum("BTHK,BSHK->BHTS", query_BTHK * scale, key_BSHK, preferred_element_type=jnp.float32)
-    if mask is not None:
-        scores_BHTS = jnp.where(mask, scores_BHTS, jnp.finfo(jnp.float32).min)
-    weights_BHTS = jax.nn.softmax(scores_BHTS, axis=-1)
-    mixed_BTHK = jnp.einsum("BHTS,BSHK->BTHK", drop(weights_BHTS).astype(value_BSHK.dtype), value_BSHK)
-    return mixed_BTHK, weights_BHTS
+def repeat_heads(x_BSGK: jax.Array, query_BTHK: jax.Array) -> jax.Array:
+    """Keys or values with one head for each of the query's, (B, S, H, K): head g serves H / G neighbours."""
+    times = query_BTHK.shape[2] // x_BSGK.shape[2]
+    return x_BSGK if times == 1 else jnp.repeat(x_BSGK, times, axis=2)
 
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys and values of one attention, (B, S, H, K) each; the position to write next is the caller's to keep."""
+    """Keys and values of one attention, (B, S, G, K) each; the position to write next is the caller's to keep."""
 
     key: jax.Array
     value: jax.Array
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: jnp.dtype) -> "KVCache":
-        """Zeros of `shape` (B, S, H, K)."""
+        """Zeros of `shape` (B, S, G, K)."""
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def write(self, new: "KVCache", index: jax.Array) -> "KVCache":
-        """This cache with `new` (B, 1, H, K) at position `index`."""
+        """This cache with `new` (B, 1, G, K) at position `index`."""
         return jax.tree.map(
             lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x.astype(old.dtype), index, axis=1),
             self,
@@ -62,41 +79,96 @@ class KVCache:
 class MultiHeadAttention(nn.Module):
     """Section 3.2.2: project, attend in `num_heads` subspaces, project back.
 
-    Weights are sown as ('intermediates', 'attention_weights'): `apply(..., mutable=['intermediates'])` returns
-    them, and otherwise nothing is kept.
+    With `num_kv_heads` G < H, each head of keys and values serves H / G heads of queries (Ainslie 2023; one for all:
+    Shazeer 2019). Weights are sown as ('intermediates', 'attention_weights'): `apply(..., mutable=['intermediates'])`
+    returns them, and otherwise nothing is kept.
     """
 
     config: ModelConfig
+    among_itself: bool = False  # self-attention, where position schemes act; else attention to the encoder's output
 
     def setup(self):
         c = self.config
         d_head = c.d_head or c.d_model // c.num_heads
-        dense = {"dtype": c.dtype, "kernel_init": nn.initializers.xavier_uniform()}
+        num_kv_heads = c.num_kv_heads or c.num_heads
+        dense = {"dtype": c.dtype, "use_bias": c.use_bias, "kernel_init": nn.initializers.xavier_uniform()}
         self.query = nn.DenseGeneral((c.num_heads, d_head), **dense)
-        self.key = nn.DenseGeneral((c.num_heads, d_head), **dense)
-        self.value = nn.DenseGeneral((c.num_heads, d_head), **dense)
+        self.key = nn.DenseGeneral((num_kv_heads, d_head), **dense)
+        self.value = nn.DenseGeneral((num_kv_heads, d_head), **dense)
         self.out = nn.DenseGeneral(c.d_model, axis=(-2, -1), **dense)
         self.drop = Dropout(c.attention_dropout)
+        if c.attention == "additive":
+            self.score_vector = self.param("score_vector", nn.initializers.xavier_uniform(), (c.num_heads, d_head))
+        if self.among_itself and c.position == "relative":
+            self.relative = RelativeVectors(c)
 
-    def keys_values(self, memory_BSD: jax.Array) -> KVCache:
-        """What queries compare with and mix, (B, S, H, K) each."""
-        return KVCache(self.key(memory_BSD), self.value(memory_BSD))
+    def keys_values(self, memory_BSD: jax.Array, places: Places) -> KVCache:
+        """What queries compare with and mix, (B, S, G, K) each; `places`: where the tokens of `memory_BSD` stand."""
+        key_BSGK = self.key(memory_BSD)
+        if self.among_itself:
+            key_BSGK = rotate(key_BSGK, places.position_BL, self.config)
+        return KVCache(key_BSGK, self.value(memory_BSD))
 
     def attend(
         self,
         x_BTD: jax.Array,
         memory: KVCache,
-        mask: jax.Array | None = None,
+        pattern: Pattern,
+        bias: ScoreBias | None = None,
         *,
         deterministic: bool = True,
         row_B: jax.Array | None = None,
     ) -> jax.Array:
         """Queries from `x_BTD` against keys and values already projected: (B, T, D)."""
+        query_BTHK = self.query(x_BTD)
+        if self.among_itself:
+            query_BTHK = rotate(query_BTHK, pattern.query.position_BL, self.config)
+            if self.config.position == "relative":
+                bias = self.relative.score_bias()
+        backend = backends.choose(
+            self.config.backend, query_BTHK, memory.key, pattern, bias, reference_only=self._wants_weights(deterministic)
+        )
+        if backend != "reference":
+            return self.out(backends.attend(backend, query_BTHK, memory.key, memory.value, pattern, bias))
         drop = lambda weights: self.drop(weights, deterministic=deterministic, row_B=row_B)  # noqa: E731
-        mixed_BTHK, weights_BHTS = dot_product_attention(self.query(x_BTD), memory.key, memory.value, mask, drop=drop)
-        self.sow("intermediates", "attention_weights", weights_BHTS)
-        return self.out(mixed_BTHK)
+        return self.out(self._reference(query_BTHK, memory, pattern, bias, drop=drop))
 
-    def __call__(self, x_BTD: jax.Array, memory_BSD: jax.Array, mask: jax.Array | None = None, **mode) -> jax.Array:
+    def __call__(
+        self, x_BTD: jax.Array, memory_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode
+    ) -> jax.Array:
         """Attention from `x_BTD` to `memory_BSD` (the same array for self-attention): (B, T, D)."""
-        return self.attend(x_BTD, self.keys_values(memory_BSD), mask, **mode)
+        return self.attend(x_BTD, self.keys_values(memory_BSD, pattern.key), pattern, bias, **mode)
+
+    def _wants_weights(self, deterministic: bool) -> str | None:
+        """Why the weights must exist as an array, if they must: only the reference makes one."""
+        c = self.config
+        if self.is_mutable_collection("intermediates") and not self.is_initializing():
+            return "the attention weights are asked for"
+        if c.attention == "additive":
+            return "model.attention is 'additive'"
+        if c.attention_dropout and not deterministic:
+            return "model.attention_dropout acts on the weights"
+        return "model.relative_values acts on the weights" if self._relative_values() else None
+
+    def _relative_values(self) -> bool:
+        return self.among_itself and self.config.position == "relative" and self.config.relative_values
+
+    def _reference(
+        self, query_BTHK: jax.Array, memory: KVCache, pattern: Pattern, bias: ScoreBias | None, *, drop: Callable
+    ) -> jax.Array:
+        """Attention as the paper writes it, with all its weights at once: (B, T, H, K)."""
+        key_BSHK, value_BSHK = repeat_heads(memory.key, query_BTHK), repeat_heads(memory.value, query_BTHK)
+        positions = pattern.query.position_BL, pattern.key.position_BL
+        if self.config.attention == "additive":
+            scores_BHTS = additive_scores(query_BTHK, key_BSHK, self.score_vector)
+        else:
+            scores_BHTS = dot_product_scores(query_BTHK, key_BSHK)
+        if bias is not None:
+            scores_BHTS += jnp.broadcast_to(bias(query_BTHK, *positions), scores_BHTS.shape)
+        weights_BHTS = softmax(scores_BHTS, pattern.mask())
+        self.sow("intermediates", "attention_weights", weights_BHTS)
+        weights_BHTS = drop(weights_BHTS)
+        mixed_BTHK = mix(weights_BHTS, value_BSHK)
+        if self._relative_values():
+            mixed_BTHK += self.relative.values(weights_BHTS, *positions).astype(mixed_BTHK.dtype)
+        return mixed_BTHK

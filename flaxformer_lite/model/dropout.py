@@ -37,7 +37,7 @@ class Dropout(nn.Module):
     rate: float
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, deterministic: bool, row_B: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, *, deterministic: bool = True, row_B: jax.Array | None = None) -> jax.Array:
         """`row_B`: each row's number in the global batch; None: 0, 1, 2, ..."""
         if deterministic or self.rate == 0:
             return x

@@ -1,5 +1,6 @@
 """One encoder layer and one decoder layer: attention and feed-forward sublayers, each in a residual. Section 3.1."""
 
+import functools
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -8,29 +9,50 @@ import jax
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.attention import KVCache, MultiHeadAttention
 from flaxformer_lite.model.dropout import Dropout
+from flaxformer_lite.model.masks import Pattern
+from flaxformer_lite.model.positions import ScoreBias
+
+ACTIVATIONS = {
+    "relu": nn.relu,
+    "gelu": functools.partial(nn.gelu, approximate=False),  # x times the normal distribution function of x
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),  # its approximation by a tanh, as GPT-2 has it
+    "silu": nn.silu,
+}
+GATES = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
 
 
-def layer_norm(config: ModelConfig, name: str | None = None) -> nn.LayerNorm:
-    """LayerNorm over D with learned scale and bias; mean and variance are taken in float32."""
-    return nn.LayerNorm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
+def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
+    """LayerNorm, or RMSNorm which leaves out mean and bias; over D, with learned scale, statistics in float32."""
+    if config.norm == "rms_norm":
+        return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
+    return nn.LayerNorm(epsilon=config.norm_epsilon, dtype=config.dtype, use_bias=config.use_bias, name=name)
 
 
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 at every position; equation 2 of section 3.3."""
+    """activation(x W1 + b1) W2 + b2 at every position; equation 2 of section 3.3, where the activation is max(0, x).
+
+    Gated (Shazeer 2020, equation 5): (activation(x V + c) * (x W1 + b1)) W2 + b2.
+    """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        dense = {"dtype": self.config.dtype, "kernel_init": nn.initializers.xavier_uniform()}
-        hidden_BTF = nn.relu(nn.Dense(self.config.d_ff, name="inner", **dense)(x_BTD))
-        return nn.Dense(self.config.d_model, name="outer", **dense)(hidden_BTF)
+        c = self.config
+        dense = {"dtype": c.dtype, "use_bias": c.use_bias, "kernel_init": nn.initializers.xavier_uniform()}
+        hidden_BTF = nn.Dense(c.d_ff, name="inner", **dense)(x_BTD)
+        if c.activation in GATES:
+            gate_BTF = nn.Dense(c.d_ff, name="gate", **dense)(x_BTD)
+            hidden_BTF = ACTIVATIONS[GATES[c.activation]](gate_BTF) * hidden_BTF
+        else:
+            hidden_BTF = ACTIVATIONS[c.activation](hidden_BTF)
+        return nn.Dense(c.d_model, name="outer", **dense)(hidden_BTF)
 
 
 class Residual(nn.Module):
-    """A sublayer with its residual connection, dropout and LayerNorm; sections 3.1 and 5.4.
+    """A sublayer with its residual connection, dropout and norm; sections 3.1 and 5.4.
 
-    Post-LN (the paper): LayerNorm(x + Dropout(sublayer(x))). Pre-LN: x + Dropout(sublayer(LayerNorm(x))).
+    Post-LN (the paper): norm(x + Dropout(sublayer(x))). Pre-LN: x + Dropout(sublayer(norm(x))).
     """
 
     config: ModelConfig
@@ -44,7 +66,7 @@ class Residual(nn.Module):
         deterministic: bool = True,
         row_B: jax.Array | None = None,
     ) -> jax.Array:
-        norm = layer_norm(self.config, name="norm")
+        norm = make_norm(self.config, name="norm")
         drop = Dropout(self.config.dropout)
         if self.config.norm_placement == "pre":
             return x_BTD + drop(sublayer(norm(x_BTD)), deterministic=deterministic, row_B=row_B)
@@ -57,61 +79,76 @@ class EncoderLayer(nn.Module):
     config: ModelConfig
 
     def setup(self):
-        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention = MultiHeadAttention(self.config, among_itself=True)
         self.feed_forward = FeedForward(self.config)
         self.self_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x_BSD: jax.Array, mask: jax.Array, **mode) -> jax.Array:
-        """(B, S, D) to (B, S, D); `mask` broadcasts to (B, H, S, S)."""
-        attend = lambda x: self.self_attention(x, x, mask, **mode)  # noqa: E731
+    def __call__(self, x_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode) -> jax.Array:
+        """(B, S, D) to (B, S, D); `bias`: what positions add to the scores."""
+        attend = lambda x: self.self_attention(x, x, pattern, bias, **mode)  # noqa: E731
         x_BSD = self.self_attention_residual(x_BSD, attend, **mode)
         return self.feed_forward_residual(x_BSD, self.feed_forward, **mode)
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention, attention to the encoder's output, then feed-forward."""
+    """Masked self-attention, attention to the encoder's output (if there is an encoder), then feed-forward."""
 
     config: ModelConfig
+    has_encoder: bool = True
 
     def setup(self):
-        self.self_attention = MultiHeadAttention(self.config)
-        self.cross_attention = MultiHeadAttention(self.config)
-        self.feed_forward = FeedForward(self.config)
+        self.self_attention = MultiHeadAttention(self.config, among_itself=True)
         self.self_attention_residual = Residual(self.config)
-        self.cross_attention_residual = Residual(self.config)
+        if self.has_encoder:
+            self.cross_attention = MultiHeadAttention(self.config)
+            self.cross_attention_residual = Residual(self.config)
+        self.feed_forward = FeedForward(self.config)
         self.feed_forward_residual = Residual(self.config)
 
     def __call__(
-        self, x_BTD: jax.Array, memory_BSD: jax.Array, mask: jax.Array, cross_mask: jax.Array, **mode
+        self,
+        x_BTD: jax.Array,
+        pattern: Pattern,
+        bias: ScoreBias | None = None,
+        memory_BSD: jax.Array | None = None,
+        cross_pattern: Pattern | None = None,
+        **mode,
     ) -> jax.Array:
-        """(B, T, D) to (B, T, D); `mask` broadcasts to (B, H, T, T), `cross_mask` to (B, H, T, S)."""
-        attend = lambda x: self.self_attention(x, x, mask, **mode)  # noqa: E731
-        cross = lambda x: self.cross_attention(x, memory_BSD, cross_mask, **mode)  # noqa: E731
+        """(B, T, D) to (B, T, D); `bias`: what positions add to the scores of self-attention."""
+        attend = lambda x: self.self_attention(x, x, pattern, bias, **mode)  # noqa: E731
+        cross = lambda x: self.cross_attention(x, memory_BSD, cross_pattern, **mode)  # noqa: E731
         x_BTD = self.self_attention_residual(x_BTD, attend, **mode)
-        x_BTD = self.cross_attention_residual(x_BTD, cross, **mode)
+        if self.has_encoder:
+            x_BTD = self.cross_attention_residual(x_BTD, cross, **mode)
         return self.feed_forward_residual(x_BTD, self.feed_forward, **mode)
 
     def step(
         self,
         x_B1D: jax.Array,
-        cache: KVCache,
+        cache: tuple[KVCache, KVCache | None],
         index: jax.Array,
-        memory: KVCache,
-        masks: tuple[jax.Array, jax.Array],
+        patterns: tuple[Pattern, Pattern | None],
+        bias: ScoreBias | None,
     ) -> tuple[jax.Array, KVCache]:
-        """The same for the one position `index`, given the `cache` of those before it and a projected `memory`.
+        """The same for the one position `index`.
 
-        `masks`: for self-attention over the cache and for attention to the encoder's output.
+        Args:
+          cache: keys and values of the tokens so far, and of the encoder's output.
+          patterns: of self-attention over the cache, and of attention to the encoder's output.
+
+        Returns:
+          (B, 1, D), and the cache of self-attention with one more position.
         """
-        new_cache = cache
+        own, memory = cache
 
         def attend(x_B1D: jax.Array) -> jax.Array:
-            nonlocal new_cache
-            new_cache = cache.write(self.self_attention.keys_values(x_B1D), index)
-            return self.self_attention.attend(x_B1D, new_cache, masks[0])
+            nonlocal own
+            own = own.write(self.self_attention.keys_values(x_B1D, patterns[0].query), index)
+            return self.self_attention.attend(x_B1D, own, patterns[0], bias)
 
-        cross = lambda x: self.cross_attention.attend(x, memory, masks[1])  # noqa: E731
         x_B1D = self.self_attention_residual(x_B1D, attend)
-        x_B1D = self.cross_attention_residual(x_B1D, cross)
-        return self.feed_forward_residual(x_B1D, self.feed_forward), new_cache
+        if self.has_encoder:
+            cross = lambda x: self.cross_attention.attend(x, memory, patterns[1])  # noqa: E731
+            x_B1D = self.cross_attention_residual(x_B1D, cross)
+        return self.feed_forward_residual(x_B1D, self.feed_forward), own

@@ -1,6 +1,4 @@
-"""The encoder-decoder of "Attention Is All You Need": Figure 1, from token ids to logits."""
-
-import functools
+"""Three models from one set of blocks, from token ids to logits: the encoder-decoder of Figure 1, and each half."""
 
 import flax.linen as nn
 import flax.struct
@@ -8,23 +6,27 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.config import ModelConfig, check_model
-from flaxformer_lite.model import masks
 from flaxformer_lite.model.attention import KVCache
 from flaxformer_lite.model.dropout import Dropout
-from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, layer_norm
-from flaxformer_lite.model.positions import LearnedPositions, sinusoidal
+from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, make_norm
+from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.positions import PositionBias, PositionVectors
 
 
-def build_model(config: ModelConfig) -> "EncoderDecoder":
+def build_model(config: ModelConfig) -> "EncoderDecoder | EncoderClassifier | DecoderLM":
     """The model that `config` describes.
 
     Raises:
-      ValueError: `vocab_size` is not set, or two fields contradict each other.
+      ValueError: `vocab_size`, or a classifier's `num_classes`, is not set, or two fields contradict each other.
     """
     if config.vocab_size is None:
         raise ValueError("ModelConfig.vocab_size: expected the number of token ids, got None; a model needs it.")
     check_model(config)
-    return EncoderDecoder(config)
+    if config.architecture == "encoder_classifier":
+        if config.num_classes is None:
+            raise ValueError("ModelConfig.num_classes: expected the number of classes, got None; a classifier needs it.")
+        return EncoderClassifier(config)
+    return EncoderDecoder(config) if config.architecture == "encoder_decoder" else DecoderLM(config)
 
 
 def token_embedding(config: ModelConfig) -> nn.Embed:
@@ -40,34 +42,54 @@ class Inputs(nn.Module):
     embedding: nn.Embed
 
     def setup(self):
-        if self.config.position == "learned":
-            self.learned_positions = LearnedPositions(self.config.max_length, self.config.d_model)
+        self.position_vectors = PositionVectors(self.config)
         self.drop = Dropout(self.config.dropout)
 
-    def __call__(self, ids_BL: jax.Array, *, first_position: jax.Array | int = 0, **mode) -> jax.Array:
-        """(B, L, D) for ids at positions `first_position`, `first_position` + 1, ..."""
-        position_L = first_position + jnp.arange(ids_BL.shape[1])
-        if self.config.position == "learned":
-            position_LD = self.learned_positions(position_L)
-        else:
-            position_LD = sinusoidal(position_L, self.config.d_model)
+    def __call__(self, ids_BL: jax.Array, places: Places, **mode) -> jax.Array:
+        """(B, L, D)."""
         x_BLD = self.embedding(ids_BL) * jnp.sqrt(self.config.d_model).astype(self.config.dtype)
-        return self.drop(x_BLD + position_LD[None].astype(x_BLD.dtype), **mode)
+        vectors_BLD = self.position_vectors(places.position_BL)
+        if vectors_BLD is not None:
+            x_BLD += jnp.broadcast_to(vectors_BLD.astype(x_BLD.dtype), x_BLD.shape)
+        return self.drop(x_BLD, **mode)
+
+
+class Logits(nn.Module):
+    """The final projection, (B, T, V) float32; with tied embeddings its matrix is theirs. Section 3.4."""
+
+    config: ModelConfig
+    embedding: nn.Embed
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        c = self.config
+        if c.tie_embeddings:
+            matrix_VD = self.embedding.embedding
+        else:
+            matrix_VD = self.param("kernel", nn.initializers.xavier_uniform(), (c.vocab_size, c.d_model))
+        x_BTD, matrix_VD = x_BTD.astype(c.dtype), matrix_VD.astype(c.dtype)
+        logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
+        if c.output_bias:
+            logits_BTV += self.param("bias", nn.initializers.zeros, (c.vocab_size,))[None, None]
+        return logits_BTV
 
 
 class Encoder(nn.Module):
-    """A stack of encoder layers; pre-LN ends with one more LayerNorm, post-LN has none to add. Section 3.1."""
+    """A stack of encoder layers; pre-LN ends with one more norm, post-LN has none to add. Section 3.1."""
 
     config: ModelConfig
 
     def setup(self):
+        self.position_bias = PositionBias(self.config, bidirectional=True)
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
         if self.config.norm_placement == "pre":
-            self.final_norm = layer_norm(self.config)
+            self.final_norm = make_norm(self.config)
 
-    def __call__(self, x_BSD: jax.Array, mask: jax.Array, **mode) -> jax.Array:
+    def __call__(self, x_BSD: jax.Array, places: Places, **mode) -> jax.Array:
+        """(B, S, D) to (B, S, D); `places`: where its tokens stand."""
+        pattern, bias = Pattern(places, places, window=self.config.attention_window), self.position_bias()
         for layer in self.layers:
-            x_BSD = layer(x_BSD, mask, **mode)
+            x_BSD = layer(x_BSD, pattern, bias, **mode)
         return self.final_norm(x_BSD) if self.config.norm_placement == "pre" else x_BSD
 
 
@@ -75,49 +97,66 @@ class Encoder(nn.Module):
 class DecoderCache:
     """What decoding keeps between steps, one `KVCache` a layer."""
 
-    self_attention: tuple[KVCache, ...]  # (B, max_length, H, K): grows by a position a step
-    cross_attention: tuple[KVCache, ...]  # (B, S, H, K): the encoder's output, projected once a sentence
+    self_attention: tuple[KVCache, ...]  # (B, max_length, G, K): grows by a position a step
+    cross_attention: tuple[KVCache | None, ...]  # (B, S, G, K): the encoder's output, projected once a sentence
 
 
 class Decoder(nn.Module):
-    """A stack of decoder layers; section 3.1."""
+    """A stack of decoder layers, with or without an encoder to attend to; section 3.1."""
 
     config: ModelConfig
+    has_encoder: bool = True
 
     def setup(self):
-        self.layers = [DecoderLayer(self.config) for _ in range(self.config.num_decoder_layers)]
+        self.position_bias = PositionBias(self.config, bidirectional=False)
+        self.layers = [DecoderLayer(self.config, self.has_encoder) for _ in range(self.config.num_decoder_layers)]
         if self.config.norm_placement == "pre":
-            self.final_norm = layer_norm(self.config)
+            self.final_norm = make_norm(self.config)
 
     def __call__(
-        self, x_BTD: jax.Array, memory_BSD: jax.Array, mask: jax.Array, cross_mask: jax.Array, **mode
+        self,
+        x_BTD: jax.Array,
+        places: Places,
+        memory_BSD: jax.Array | None = None,
+        memory_places: Places | None = None,
+        **mode,
     ) -> jax.Array:
+        """(B, T, D) to (B, T, D); `memory_BSD`: the encoder's output, if there is one."""
+        pattern = Pattern(places, places, causal=True, window=self.config.attention_window)
+        cross = Pattern(places, memory_places) if self.has_encoder else None
+        bias = self.position_bias()
         for layer in self.layers:
-            x_BTD = layer(x_BTD, memory_BSD, mask, cross_mask, **mode)
+            x_BTD = layer(x_BTD, pattern, bias, memory_BSD, cross, **mode)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
-    def start_cache(self, memory_BSD: jax.Array, max_length: int) -> DecoderCache:
-        """An empty self-attention cache and the encoder's output, projected for every layer."""
-        cross = tuple(layer.cross_attention.keys_values(memory_BSD) for layer in self.layers)
-        batch, _, heads, d_head = cross[0].key.shape
-        empty = KVCache.empty((batch, max_length, heads, d_head), cross[0].key.dtype)
-        return DecoderCache(self_attention=(empty,) * len(cross), cross_attention=cross)
+    def start_cache(self, batch_size: int, max_length: int) -> tuple[KVCache, ...]:
+        """Empty caches of self-attention, one a layer, with room for `max_length` positions."""
+        c = self.config
+        shape = (batch_size, max_length, c.num_kv_heads or c.num_heads, c.d_head or c.d_model // c.num_heads)
+        return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
+
+    def project_memory(self, memory_BSD: jax.Array, memory_places: Places) -> tuple[KVCache, ...]:
+        """The encoder's output as the keys and values of every layer."""
+        return tuple(layer.cross_attention.keys_values(memory_BSD, memory_places) for layer in self.layers)
 
     def step(
-        self, x_B1D: jax.Array, cache: DecoderCache, index: jax.Array, cross_mask: jax.Array
+        self, x_B1D: jax.Array, cache: DecoderCache, index: jax.Array, memory_places: Places | None = None
     ) -> tuple[jax.Array, DecoderCache]:
         """The stack at the one position `index`."""
-        grown = []
-        mask = masks.up_to(index, cache.self_attention[0].key.shape[1])
-        for layer, own, memory in zip(self.layers, cache.self_attention, cache.cross_attention, strict=True):
-            x_B1D, own = layer.step(x_B1D, own, index, memory, (mask, cross_mask))
+        query = Places.at(jnp.reshape(index, (1,)))
+        keys = Places.at(jnp.arange(cache.self_attention[0].key.shape[1]))
+        own_pattern = Pattern(query, keys, causal=True, window=self.config.attention_window)
+        patterns = own_pattern, Pattern(query, memory_places) if self.has_encoder else None
+        grown, bias = [], self.position_bias()
+        for layer, *layer_cache in zip(self.layers, cache.self_attention, cache.cross_attention, strict=True):
+            x_B1D, own = layer.step(x_B1D, layer_cache, index, patterns, bias)
             grown.append(own)
         x_B1D = self.final_norm(x_B1D) if self.config.norm_placement == "pre" else x_B1D
         return x_B1D, cache.replace(self_attention=tuple(grown))
 
 
 class EncoderDecoder(nn.Module):
-    """Source ids and target ids in, logits of the next target token out."""
+    """Source ids and target ids in, logits of the next target token out: the Transformer of Figure 1."""
 
     config: ModelConfig
 
@@ -129,65 +168,122 @@ class EncoderDecoder(nn.Module):
         self.target_inputs = Inputs(c, self.target_embedding)
         self.encoder = Encoder(c)
         self.decoder = Decoder(c)
-        if not c.tie_embeddings:
-            init = nn.initializers.xavier_uniform()
-            dot = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
-            self.output = nn.Dense(c.vocab_size, use_bias=False, dtype=c.dtype, kernel_init=init, dot_general=dot)
+        self.output = Logits(c, self.target_embedding)
 
     def __call__(
         self,
         source_BS: jax.Array,
         target_BT: jax.Array,
         *,
-        deterministic: bool = True,
-        row_B: jax.Array | None = None,
+        source_segment_BS: jax.Array | None = None,
+        target_segment_BT: jax.Array | None = None,
+        **mode,
     ) -> jax.Array:
         """Logits (B, T, V), float32, of the token after each of `target_BT`.
 
         Args:
           source_BS: int32 ids, 0 = padding.
           target_BT: the decoder's input, already shifted right: it starts with the start symbol.
-          deterministic: False applies dropout and needs `rngs={'dropout': key}`.
-          row_B: each row's number in the global batch, for dropout; None: 0, 1, 2, ...
+          source_segment_BS, target_segment_BT: for rows that hold several pairs, the number of each token's pair in
+            its row, from 1; 0 = padding. None: one pair a row.
+          mode: `deterministic=False` applies dropout and needs `rngs={'dropout': key}`; `row_B` is each row's number
+            in the global batch, for dropout; without it 0, 1, 2, ...
         """
-        mode = {"deterministic": deterministic, "row_B": row_B}
-        return self.decode(target_BT, self.encode(source_BS, **mode), source_BS, **mode)
+        source, target = Places.of(source_BS, source_segment_BS), Places.of(target_BT, target_segment_BT)
+        return self._decode(target_BT, target, self._encode(source_BS, source, **mode), source, **mode)
 
-    def encode(self, source_BS: jax.Array, *, deterministic: bool = True, row_B: jax.Array | None = None):
-        """The encoder's output, (B, S, D)."""
-        mode = {"deterministic": deterministic, "row_B": row_B}
-        return self.encoder(self.source_inputs(source_BS, **mode), masks.padding(source_BS), **mode)
+    def _encode(self, source_BS: jax.Array, source: Places, **mode) -> jax.Array:
+        return self.encoder(self.source_inputs(source_BS, source, **mode), source, **mode)
 
-    def decode(
-        self,
-        target_BT: jax.Array,
-        memory_BSD: jax.Array,
-        source_BS: jax.Array,
-        *,
-        deterministic: bool = True,
-        row_B: jax.Array | None = None,
+    def _decode(
+        self, target_BT: jax.Array, target: Places, memory_BSD: jax.Array, source: Places, **mode
     ) -> jax.Array:
-        """Logits (B, T, V) of the token after each of `target_BT`, given the encoder's output."""
-        mode = {"deterministic": deterministic, "row_B": row_B}
-        mask = masks.combine(masks.causal(target_BT.shape[1]), masks.padding(target_BT))
-        x_BTD = self.target_inputs(target_BT, **mode)
-        return self.logits(self.decoder(x_BTD, memory_BSD, mask, masks.padding(source_BS), **mode))
+        x_BTD = self.target_inputs(target_BT, target, **mode)
+        return self.output(self.decoder(x_BTD, target, memory_BSD, source, **mode))
 
-    def start_cache(self, memory_BSD: jax.Array, max_length: int) -> DecoderCache:
-        """The cache before the first of at most `max_length` calls of `decode_step`."""
-        return self.decoder.start_cache(memory_BSD, max_length)
+    def encode(self, source_BS: jax.Array, **mode) -> jax.Array:
+        """The encoder's output, (B, S, D)."""
+        return self._encode(source_BS, Places.of(source_BS), **mode)
+
+    def decode(self, target_BT: jax.Array, memory_BSD: jax.Array, source_BS: jax.Array, **mode) -> jax.Array:
+        """Logits (B, T, V) of the token after each of `target_BT`, given the encoder's output."""
+        return self._decode(target_BT, Places.of(target_BT), memory_BSD, Places.of(source_BS), **mode)
+
+    def start_cache(self, source_BS: jax.Array, max_length: int) -> DecoderCache:
+        """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
+        memory = self.decoder.project_memory(self.encode(source_BS), Places.of(source_BS))
+        return DecoderCache(self.decoder.start_cache(source_BS.shape[0], max_length), memory)
 
     def decode_step(
         self, token_B: jax.Array, cache: DecoderCache, index: jax.Array, source_BS: jax.Array
     ) -> tuple[jax.Array, DecoderCache]:
         """Logits (B, V) of the token after `token_B`, which stands at position `index`, and the grown cache."""
-        x_B1D = self.target_inputs(token_B[:, None], first_position=index, deterministic=True)
-        x_B1D, cache = self.decoder.step(x_B1D, cache, index, masks.padding(source_BS))
-        return self.logits(x_B1D)[:, 0], cache
+        place = Places.at(jnp.reshape(index, (1,)))
+        x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)
+        x_B1D, cache = self.decoder.step(x_B1D, cache, index, Places.of(source_BS))
+        return self.output(x_B1D)[:, 0], cache
 
-    def logits(self, x_BTD: jax.Array) -> jax.Array:
-        """The final projection, (B, T, V) float32; with tied embeddings its matrix is theirs. Section 3.4."""
-        if not self.config.tie_embeddings:
-            return self.output(x_BTD)
-        table_VD = self.target_embedding.embedding.astype(x_BTD.dtype)
-        return jnp.einsum("BTD,VD->BTV", x_BTD, table_VD, preferred_element_type=jnp.float32)
+
+class EncoderClassifier(nn.Module):
+    """Source ids in, logits of the classes of each text out: the encoder of Figure 1, pooled. Devlin 2019, section 3."""
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        self.source_inputs = Inputs(c, token_embedding(c))
+        self.encoder = Encoder(c)
+        self.drop = Dropout(c.dropout)
+        init = nn.initializers.xavier_uniform()
+        self.output = nn.Dense(c.num_classes, use_bias=c.use_bias, dtype=jnp.float32, kernel_init=init)
+
+    def __call__(self, source_BS: jax.Array, **mode) -> jax.Array:
+        """Logits (B, C), float32, for ids with 0 = padding; `mode` as in `EncoderDecoder`."""
+        source = Places.of(source_BS)
+        x_BSD = self.encoder(self.source_inputs(source_BS, source, **mode), source, **mode)
+        return self.output(self.drop(self._pool(x_BSD.astype(jnp.float32), source), **mode))
+
+    def _pool(self, x_BSD: jax.Array, source: Places) -> jax.Array:
+        """One vector a text, (B, D): the first token's, or the mean over tokens that are not padding."""
+        if self.config.pooling == "first":
+            return x_BSD[:, 0]
+        held_BS = (source.segment_BL != 0).astype(x_BSD.dtype)
+        return jnp.einsum("BSD,BS->BD", x_BSD, held_BS) / jnp.maximum(held_BS.sum(axis=1), 1)[:, None]
+
+
+class DecoderLM(nn.Module):
+    """Ids in, logits of the next token out: the decoder of Figure 1 without an encoder to attend to. Radford 2018."""
+
+    config: ModelConfig
+
+    def setup(self):
+        c = self.config
+        self.target_embedding = token_embedding(c)
+        self.target_inputs = Inputs(c, self.target_embedding)
+        self.decoder = Decoder(c, has_encoder=False)
+        self.output = Logits(c, self.target_embedding)
+
+    def __call__(self, target_BT: jax.Array, *, segment_BT: jax.Array | None = None, **mode) -> jax.Array:
+        """Logits (B, T, V), float32, of the token after each of `target_BT`, which starts with the start symbol.
+
+        Args:
+          segment_BT: for rows that hold several texts, the number of each token's text in its row, from 1; 0 =
+            padding. None: one text a row.
+          mode: as in `EncoderDecoder`.
+        """
+        target = Places.of(target_BT, segment_BT)
+        return self.output(self.decoder(self.target_inputs(target_BT, target, **mode), target, **mode))
+
+    def start_cache(self, batch_size: int, max_length: int) -> DecoderCache:
+        """The cache before the first of at most `max_length` calls of `decode_step`."""
+        own = self.decoder.start_cache(batch_size, max_length)
+        return DecoderCache(own, (None,) * len(own))
+
+    def decode_step(
+        self, token_B: jax.Array, cache: DecoderCache, index: jax.Array
+    ) -> tuple[jax.Array, DecoderCache]:
+        """Logits (B, V) of the token after `token_B`, which stands at position `index`, and the grown cache."""
+        place = Places.at(jnp.reshape(index, (1,)))
+        x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)
+        x_B1D, cache = self.decoder.step(x_B1D, cache, index)
+        return self.output(x_B1D)[:, 0], cache
