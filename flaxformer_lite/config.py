@@ -26,7 +26,9 @@ from ml_collections import config_dict
 class ModelConfig:
     """The shape of the Transformer. "Section" and "Table" without a name are those of "Attention Is All You Need"."""
 
-    architecture: str = "encoder_decoder"  # section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
+    architecture: str = (
+        "encoder_decoder"  # section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
+    )
     vocab_size: int | None = None  # ids 0..vocab_size-1; None: as many as the tokenizer has; section 5.1
     d_model: int = 512  # width of embeddings and of every layer's input and output; section 3.1
     num_heads: int = 8  # attention heads; section 3.2.2
@@ -41,7 +43,7 @@ class ModelConfig:
     relative_clip: int = 16  # 'relative': distances beyond this share one vector (Shaw 2018, section 3.2)
     relative_values: bool = False  # 'relative': vectors are added to values too (Shaw 2018, equation 3)
     attention: str = "dot_product"  # section 3.2.1; 'additive' (Bahdanau 2015, appendix A.1.2), which it discusses
-    attention_window: int | None = None  # farthest token that self-attention sees, either way; None: all; section 4
+    attention_window: int | None = None  # farthest token that self-attention sees; None: all; section 4
     backend: str = "auto"  # what computes attention, to the same result; section 3.2.1 and model/backends.py
     norm: str = "layer_norm"  # section 3.1 (Ba 2016); 'rms_norm' (Zhang 2019)
     norm_placement: str = "post"  # section 3.1: LayerNorm(x + sublayer(x)); 'pre' (Xiong 2020): x + sublayer(norm(x))
@@ -252,17 +254,21 @@ def resolve(user_config: Mapping[str, Any]) -> Config:
 
 
 def with_vocabulary(config: Config, vocab_size: int) -> Config:
-    """`config` with `model.vocab_size` set to what the tokenizer has or will have.
+    """`config` with `model.vocab_size` set to what the tokenizer has or will have; ValueError if it was another."""
+    return _with_model_size(config, "vocab_size", vocab_size, whose="the tokenizer's size")
 
-    Raises:
-      ValueError: `model.vocab_size` was set to another number.
-    """
-    if config.model.vocab_size not in (None, vocab_size):
-        raise ValueError(
-            f"config.model.vocab_size: expected {vocab_size}, the tokenizer's size, or unset; "
-            f"got {config.model.vocab_size}."
-        )
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+
+def with_classes(config: Config, label_names: list[str] | None) -> Config:
+    """`config` with `model.num_classes` set to how many labels the dataset has; ValueError if it was another."""
+    count = None if label_names is None else len(label_names)
+    return _with_model_size(config, "num_classes", count, whose="what the dataset has")
+
+
+def _with_model_size(config: Config, field: str, size: int | None, *, whose: str) -> Config:
+    given = getattr(config.model, field)
+    if given not in (None, size):
+        raise ValueError(f"config.model.{field}: expected {size}, {whose}, or unset; got {given}.")
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **{field: size}))
 
 
 def _check_names(prefix: str, given: Iterable[str], valid: Iterable[str]) -> None:

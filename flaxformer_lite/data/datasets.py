@@ -1,58 +1,124 @@
-"""From a dataset's name in the config to examples in memory: any TFDS translation dataset, the embedded one first."""
+"""From a dataset's name in the config to examples in memory: any TFDS dataset of texts, the embedded ones first."""
 
 import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.proto import tf_example_pb2
 
+from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data import builders
 
-EMBEDDED = "cldr_translate"
+EMBEDDED = ("cldr_translate", "cldr_language")
+REGISTERED_BY = ("translate", "text", "summarization")  # modules of TFDS whose import makes WMT, GLUE, ... known
+ID_NAMES = ("id", "idx", "uid")  # the last word of a feature that names an example and says nothing
+KIND = "kind"  # a feature of this name sorts examples for the report; it is never part of a text
 
 
 @dataclasses.dataclass(frozen=True)
-class TextPairs:
-    """Parallel text: `source[i]` is translated by `target[i]`, a phrase of `kind[i]` where kinds are known."""
+class Examples:
+    """Examples as text, number i of each list; None where the model reads or writes no such thing.
 
-    source: list[str]
-    target: list[str]
-    kind: list[str] | None
+    A translation has `source` and `target`, a classified text `source` and `label`, a language model learns to
+    write `target`. Where kinds of examples are known, `kind` names them.
+    """
+
+    source: list[str] | None = None
+    target: list[str] | None = None
+    label: np.ndarray | None = None  # int32, indexes of Dataset.label_names
+    kind: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.target if self.source is None else self.source)
+
+    def texts(self) -> list[str]:
+        """The texts of both sides."""
+        return [*(self.source or ()), *(self.target or ())]
 
 
 class Dataset:
-    """A prepared TFDS translation dataset, read without TensorFlow."""
+    """A prepared TFDS dataset as an architecture needs it, read without TensorFlow.
 
-    def __init__(self, name: str, *, source_language: str | None = None):
+    Attributes:
+      languages: of a translation, (source, target).
+      label_names: of a classifier, the name of each label.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        architecture: str = "encoder_decoder",
+        source_language: str | None = None,
+        text_features: str | None = None,
+    ):
         """
         Args:
           name: TFDS name and config, 'cldr_translate/en-de'.
-          source_language: the side to translate from; None: the first in the config's name.
+          architecture: as in the config of the model.
+          source_language: translation: the side to translate from; None: the first in the config's name. A language
+            model learns both sides of a translation dataset, this one first.
+          text_features: classifier, language model: the texts to read, 'a,b'; None: all that the dataset has.
 
         Raises:
-          ValueError: there is no such dataset or language, or it is not prepared and cannot be here.
+          ValueError: there is no such dataset, language or text, it does not suit the architecture, or it is not
+            prepared and cannot be here.
         """
         self.name = name
         self._builder = _open(name)
-        languages = list(self._builder.info.supervised_keys or ())[:2]
-        source = source_language or languages[0]
-        if source not in languages:
-            raise ValueError(
-                f"config.data.source_language: {name} has {' and '.join(languages)}, not {source_language!r}."
-            )
-        self.languages = (source, languages[1 - languages.index(source)])
         self.version = str(self._builder.version)
+        self.languages: tuple[str, str] | None = None
+        self.label_names: list[str] | None = None
+        self._source: Sequence[str] = ()  # names of features
+        self._target: Sequence[str] = ()
+        self._label: str | None = None
+        self._join = "\t" if self._translation() else "\n"
+        if architecture == "encoder_decoder":
+            self.languages = self._languages(source_language, text_features)
+            self._source, self._target = self.languages[:1], self.languages[1:]
+        elif architecture == "encoder_classifier":
+            if source_language is not None:
+                raise ValueError("config.data.source_language: a classifier translates nothing; leave it unset.")
+            self._label = self._class_label()
+            self.label_names = list(self._builder.info.features[self._label].names)
+            self._source = self._texts(text_features)
+        else:
+            self._target = self._texts_to_write(source_language, text_features)
+        if not self._is_embedded():
+            _check_prepared(name, self._builder)
 
     def prepare(self) -> None:
-        """Makes the embedded dataset's files if they are not there yet."""
-        if self.name.split("/")[0] == EMBEDDED:
+        """Makes the files of an embedded dataset if they are not there yet."""
+        if self._is_embedded():
             builders.prepare(self._builder)
 
     def check_split(self, split: str) -> None:
-        """Raises ValueError if there is no such split; reads no example."""
-        self._open_split(split)
+        """Raises ValueError if there is no such split, or its first example has no label; reads no more than that."""
+        records = self._open_split(split)
+        if self._label is not None and len(records):
+            self._labels(split, _parsed(records, 1))
+
+    def read(self, split: str) -> Examples:
+        """All examples of `split`, which may be a slice such as 'train[:10%]'.
+
+        Raises:
+          ValueError: there is no such split, or its labels are kept secret.
+        """
+        records = self._open_split(split)
+        examples = _parsed(records, len(records))
+        has_kind = KIND in self._builder.info.features
+        return Examples(
+            source=self._column(examples, self._source),
+            target=self._column(examples, self._target),
+            label=None if self._label is None else self._labels(split, examples),
+            kind=self._column(examples, (KIND,)) if has_kind else None,
+        )
+
+    def _is_embedded(self) -> bool:
+        return self.name.split("/")[0] in EMBEDDED
 
     def _open_split(self, split: str) -> Sequence[bytes]:
         raw = tfds.decode.DeserializeMethod.RAW_BYTES  # TFDS's own decoding takes twice as long for plain text
@@ -62,38 +128,106 @@ class Dataset:
             splits = ", ".join(self._builder.info.splits)
             raise ValueError(f"config.data: {self.name} has no split {split!r}; it has {splits}.") from error
 
-    def read(self, split: str) -> TextPairs:
-        """All examples of `split`, which may be a slice such as 'train[:10%]'.
+    def _column(self, examples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str] | None:
+        """The texts of these names, joined, of each example; None for no names."""
+        if not names:
+            return None
+        return [self._join.join(example[name].bytes_list.value[0].decode() for name in names) for example in examples]
 
-        Raises:
-          ValueError: there is no such split.
-        """
-        records = self._open_split(split)
-        examples = [
-            tf_example_pb2.Example.FromString(record).features.feature
-            for record in records.__getitems__(range(len(records)))
-        ]
-        source, target = ([_text(example, language) for example in examples] for language in self.languages)
-        has_kind = bool(examples) and "kind" in examples[0]
-        return TextPairs(source, target, [_text(example, "kind") for example in examples] if has_kind else None)
+    def _labels(self, split: str, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        label = np.array([example[self._label].int64_list.value[0] for example in examples], np.int32)
+        if (label < 0).any():  # as in the test splits of GLUE, whose labels only its server knows
+            raise ValueError(
+                f"config.data: split {split!r} of {self.name} has no labels; set config.data.test_split to one that "
+                "has, e.g. 'validation'."
+            )
+        return label
+
+    def _translation(self) -> tuple[str, ...]:
+        """The two texts that say the same, as the dataset declares them; empty if it is no translation dataset."""
+        names = tuple(self._builder.info.supervised_keys or ())[:2]
+        texts = [name for name in names if isinstance(self._builder.info.features[name], tfds.features.Text)]
+        return names if len(set(texts)) == 2 else ()
+
+    def _languages(self, source_language: str | None, text_features: str | None) -> tuple[str, str]:
+        names = self._translation()
+        if not names:
+            raise ValueError(
+                f"config.data.dataset: expected a translation dataset, two texts an example; {self.name} is none."
+            )
+        if text_features is not None:
+            raise ValueError(
+                "config.data.text_features: a translation reads the two languages of its dataset; leave it unset."
+            )
+        source = names[0] if source_language is None else source_language
+        if source not in names:
+            raise ValueError(
+                f"config.data.source_language: {self.name} has {' and '.join(names)}, not {source_language!r}."
+            )
+        return source, names[1 - names.index(source)]
+
+    def _class_label(self) -> str:
+        features = self._builder.info.features
+        labels = [name for name, feature in features.items() if isinstance(feature, tfds.features.ClassLabel)]
+        if len(labels) != 1:
+            listed = ", ".join(f"{name} ({str(feature).split('(')[0]})" for name, feature in features.items())
+            raise ValueError(
+                "config.data.dataset: model.architecture='encoder_classifier' needs a dataset with one ClassLabel, "
+                f"such as cldr_language; {self.name} has {listed}."
+            )
+        return labels[0]
+
+    def _texts(self, text_features: str | None) -> list[str]:
+        """The texts that `text_features` names, or all."""
+        features = self._builder.info.features
+        texts = [n for n, feature in features.items() if isinstance(feature, tfds.features.Text) and n != KIND]
+        if text_features is None:
+            chosen = [name for name in texts if name.lower().split("_")[-1] not in ID_NAMES]
+            if not chosen:
+                raise ValueError(f"config.data.dataset: expected a dataset of texts; {self.name} has none.")
+            return chosen
+        chosen = [name.strip() for name in text_features.split(",")]
+        for name in chosen:
+            if name not in texts:
+                raise ValueError(
+                    f"config.data.text_features: {self.name} has no text {name!r}{did_you_mean(name, texts)}"
+                )
+        if len(set(chosen)) < len(chosen):
+            raise ValueError(f"config.data.text_features: {text_features!r} names a text twice.")
+        return chosen
+
+    def _texts_to_write(self, source_language: str | None, text_features: str | None) -> Sequence[str]:
+        """What a language model learns; of a translation dataset both languages, the source first."""
+        if source_language is not None and (text_features is not None or not self._translation()):
+            reason = (
+                f"{self.name} is no translation dataset" if text_features is None else "data.text_features says all"
+            )
+            raise ValueError(f"config.data.source_language: {reason}; leave it unset.")
+        if self._translation() and text_features is None:
+            return self._languages(source_language, None)
+        return self._texts(text_features)
 
 
-def _text(example: Mapping[str, Any], name: str) -> str:
-    return example[name].bytes_list.value[0].decode()
+def _parsed(records: Sequence[bytes], count: int) -> list[Mapping[str, Any]]:
+    """The features of the first `count` records, by name."""
+    return [tf_example_pb2.Example.FromString(record).features.feature for record in records.__getitems__(range(count))]
 
 
 def _open(name: str) -> tfds.core.DatasetBuilder:
-    dataset, _, pair = name.partition("/")
+    dataset, _, config = name.partition("/")
     try:
-        if dataset == EMBEDDED:
-            return builders.cldr_translate(pair or "en-de")
-        importlib.import_module("tensorflow_datasets.translate")  # registers WMT and its like, which TFDS finds lazily
-        builder = tfds.builder(name)
+        if dataset == "cldr_translate":
+            return builders.cldr_translate(config or "en-de")
+        if dataset == "cldr_language":
+            return builders.cldr_language(config)
+        for module in REGISTERED_BY:
+            importlib.import_module(f"tensorflow_datasets.{module}")
+        return tfds.builder(name)
     except (tfds.core.DatasetNotFoundError, ValueError, ImportError) as error:
         raise ValueError(f"config.data.dataset: cannot open {name!r}: {str(error).splitlines()[0]}") from error
-    keys = builder.info.supervised_keys or ()
-    if len(keys) != 2 or not all(isinstance(builder.info.features[key], tfds.features.Text) for key in keys):
-        raise ValueError(f"config.data.dataset: expected a translation dataset, two texts an example; {name} is none.")
+
+
+def _check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
     file_format = builder.info.file_format.value
     if builder.info.splits and file_format != "array_record":
         raise ValueError(
@@ -107,4 +241,3 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
             f"config.data.dataset: {name} is not prepared: nothing is in {builder.data_dir}; prepare it once, where "
             f"TensorFlow is installed, with: tfds build {name} --file_format=array_record"
         )
-    return builder

@@ -4,26 +4,30 @@ import collections
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grain
 import numpy as np
 
-from flaxformer_lite.data.batching import EMPTY_ROW, BatchPlan
-from flaxformer_lite.data.tokenizer import pad_rows
+from flaxformer_lite.data.batching import BatchPlan, PackedPlan
+from flaxformer_lite.data.tokenizer import EOS, PAD
+
+NOTHING = -1  # stands for the label, or the example, of a row that has none
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenPairs:
-    """Examples as ids, without start or end symbols: `source[i]` is translated by `target[i]`."""
+class Tokens:
+    """Examples as ids, without end symbols: number i of each list, and None for what they do not have."""
 
-    source: list[np.ndarray]
-    target: list[np.ndarray]
+    source: list[np.ndarray] | None = None
+    target: list[np.ndarray] | None = None
+    label: np.ndarray | None = None
 
-    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+    def lengths(self) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Tokens of each source and of each target."""
-        return np.array([len(x) for x in self.source]), np.array([len(x) for x in self.target])
+        sides = (self.source, self.target)
+        return tuple(None if side is None else np.array([len(ids) for ids in side], np.int64) for side in sides)
 
 
 class Batches:
@@ -35,33 +39,56 @@ class Batches:
 
     def __init__(
         self,
-        pairs: TokenPairs,
-        plan: BatchPlan,
+        tokens: Tokens,
+        plan: BatchPlan | PackedPlan,
         *,
         num_steps: int,
         process_index: int = 0,
         process_count: int = 1,
     ):
-        self._pairs, self._plan, self._num_steps = pairs, plan, num_steps
+        self._tokens, self._plan, self._num_steps = tokens, plan, num_steps
         self._part = (process_index, process_count)
 
     def __len__(self) -> int:
         return self._num_steps
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """`source` and `target`, int32 (rows, length), and `row`, int32 (rows,): their numbers in the global batch."""
-        length, example_B = self._plan.batch(int(step))
-        index, count = self._part
-        row_B = np.split(np.arange(len(example_B), dtype=np.int32), count)[index]
-        return {
-            "source": pad_rows([self._side(self._pairs.source, i) for i in example_B[row_B]], length),
-            "target": pad_rows([self._side(self._pairs.target, i) for i in example_B[row_B]], length),
-            "row": row_B,
-        }
+        """This process's part of the batch of `step`, all int32.
 
-    @staticmethod
-    def _side(rows: list[np.ndarray], example: int) -> np.ndarray:
-        return np.empty(0, np.int32) if example == EMPTY_ROW else rows[example]
+        `source` and `target` (rows, length), as far as the examples have them; `row` (rows,), the rows' numbers in the
+        global batch; with labels `label` (rows,), -1 for an empty row; with a packed plan `segment` (rows, length),
+        the number from 1 of the text within its row that a token or its end symbol belongs to, 0 for padding.
+        """
+        length, rows = self._plan.batch(int(step))
+        index, count = self._part
+        row_B = np.split(np.arange(len(rows), dtype=np.int32), count)[index]
+        rows = [rows[row] for row in row_B]
+        batch = {"row": row_B}
+        for name, side in (("source", self._tokens.source), ("target", self._tokens.target)):
+            if side is not None:
+                batch[name], segment = fill_rows([[side[i] for i in row] for row in rows], length)
+        if isinstance(self._plan, PackedPlan):
+            batch["segment"] = segment
+        if self._tokens.label is not None:
+            label = self._tokens.label
+            batch["label"] = np.array([label[row[0]] if len(row) else NOTHING for row in rows], np.int32)
+        return batch
+
+
+def fill_rows(rows: Sequence[Sequence[np.ndarray]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The texts of each row one after another, each with its end symbol, then padding; and the texts' numbers, from 1.
+
+    Both are int32 (len(rows), length).
+    """
+    ids, segment = np.full((len(rows), length), PAD, np.int32), np.zeros((len(rows), length), np.int32)
+    for row, texts in enumerate(rows):
+        start = 0
+        for number, text in enumerate(texts, 1):
+            end = start + len(text)
+            ids[row, start:end], ids[row, end] = text, EOS
+            segment[row, start : end + 1] = number
+            start = end + 1
+    return ids, segment
 
 
 def stream(
@@ -77,12 +104,18 @@ def stream(
         yield ready
 
 
-def fingerprint(pairs: TokenPairs, plan: BatchPlan) -> str:
-    """SHA-256 of the ids of every example and of the order of the first epoch: equal data gives equal training."""
+def fingerprint(tokens: Tokens, plan: BatchPlan | PackedPlan) -> str:
+    """SHA-256 of all examples and of the first epoch's batches: equal data gives equal training."""
     digest = hashlib.sha256(repr((plan.buckets, plan.rows, plan.seed)).encode())
-    for side in (pairs.source, pairs.target):
-        digest.update(np.array([len(ids) for ids in side], np.int64).tobytes())
-        digest.update(np.concatenate(side).astype(np.int32).tobytes())
+    for side in (tokens.source, tokens.target):
+        if side is not None:
+            digest.update(np.array([len(ids) for ids in side], np.int64).tobytes())
+            digest.update(np.concatenate(side).astype(np.int32).tobytes())
+    if tokens.label is not None:
+        digest.update(tokens.label.astype(np.int32).tobytes())
     for step in range(plan.steps_per_epoch):
-        digest.update(plan.batch(step)[1].astype(np.int64).tobytes())
+        rows = plan.batch(step)[1]
+        digest.update(np.concatenate([row if len(row) else [NOTHING] for row in rows]).astype(np.int64).tobytes())
+        if isinstance(plan, PackedPlan):
+            digest.update(np.array([len(row) for row in rows], np.int64).tobytes())
     return digest.hexdigest()

@@ -1,26 +1,31 @@
-"""From `config.data` to all that a run reads: examples as text and as ids, the tokenizer and the batch plan."""
+"""From the config to all that a run reads: examples as text and as ids, the tokenizer and the batch plan."""
 
 import dataclasses
 from pathlib import Path
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import loader, tokenizer
-from flaxformer_lite.data.batching import BatchPlan, bucket_rows
-from flaxformer_lite.data.datasets import Dataset, TextPairs
-from flaxformer_lite.data.loader import Batches, TokenPairs
-from flaxformer_lite.data.tokenizer import Tokenizer
+from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
+from flaxformer_lite.data.datasets import Dataset, Examples
+from flaxformer_lite.data.loader import Batches, Tokens
+from flaxformer_lite.data.tokenizer import BOS, Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
     """One split of a dataset."""
 
-    texts: TextPairs
-    pairs: TokenPairs
-    plan: BatchPlan
+    texts: Examples
+    tokens: Tokens
+    plan: BatchPlan | PackedPlan
+
+    def text_bytes(self) -> int:
+        """UTF-8 bytes of the target texts that the plan uses: what a loss in bits per byte is divided by."""
+        return sum(len(self.texts.target[i].encode()) for i in self.plan.usable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +35,18 @@ class Data:
     tokenizer: Tokenizer
     train: Split
     validation: Split
+    label_names: list[str] | None  # of a classifier
     fingerprint: str  # of the training ids and their order
+
+
+def open_dataset(config: Config) -> Dataset:
+    """The dataset of `config.data`, as the model's architecture reads it; raises ValueError as `Dataset` does."""
+    return Dataset(
+        config.data.dataset,
+        architecture=config.model.architecture,
+        source_language=config.data.source_language,
+        text_features=config.data.text_features,
+    )
 
 
 def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -> Split:
@@ -42,51 +58,72 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
     return make_split(dataset.read(name), tokens, config)
 
 
-def make_split(texts: TextPairs, tokens: Tokenizer, config: Config) -> Split:
-    """`texts` tokenised and planned; raises ValueError if no example fits the batches."""
-    pairs = TokenPairs(tokens.encode(texts.source), tokens.encode(texts.target))
-    plan = BatchPlan(
-        *pairs.lengths(),
+def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
+    """`texts` tokenised and planned; raises ValueError if no example fits the batches.
+
+    A text to classify starts with the start symbol, whose vector may stand for the whole text.
+    """
+    source, target = (None if side is None else tokens.encode(side) for side in (texts.source, texts.target))
+    if config.model.architecture == "encoder_classifier":
+        source = [np.concatenate([[BOS], ids]).astype(np.int32) for ids in source]
+    examples = Tokens(source, target, texts.label)
+    sizes = dict(
         buckets=config.data.buckets,
         tokens_per_batch=config.data.tokens_per_batch,
         rows_multiple=config.data.rows_multiple,
         seed=config.data.seed,
     )
-    return Split(texts, pairs, plan)
+    source_length_N, target_length_N = examples.lengths()
+    if config.data.packing:
+        return Split(texts, examples, PackedPlan(target_length_N, **sizes))
+    return Split(texts, examples, BatchPlan(source_length_N, target_length_N, **sizes))
 
 
 def possible_shapes(config: Config) -> list[tuple[int, int]]:
     """The (rows, length) of batches that `config.data` allows, known before any data is."""
     data = config.data
-    rows = bucket_rows(data.buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple)
-    return list(zip(rows, data.buckets, strict=True))
+    buckets = data.buckets[-1:] if data.packing else data.buckets
+    rows = bucket_rows(buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple)
+    return list(zip(rows, buckets, strict=True))
+
+
+def batch_struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of what `Batches` yields, for a batch of this many rows."""
+    names = {
+        "encoder_decoder": ("source", "target"),
+        "encoder_classifier": ("source",),
+        "decoder_lm": ("target", "segment") if config.data.packing else ("target",),
+    }[config.model.architecture]
+    batch = {name: jax.ShapeDtypeStruct((rows, length), np.int32) for name in names}
+    one_a_row = ("row", "label") if config.model.architecture == "encoder_classifier" else ("row",)
+    return batch | {name: jax.ShapeDtypeStruct((rows,), np.int32) for name in one_a_row}
 
 
 def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
     """Prepares and reads the dataset; process 0 trains the tokenizer if `tokenizer_path` does not exist.
 
     Raises:
-      ValueError: a split is missing, or holds nothing to train on.
+      ValueError: a split is missing, has no labels, or holds nothing to train on.
     """
     dataset.prepare()
     for name in (config.data.train_split, config.data.validation_split, config.data.test_split):
         dataset.check_split(name)
     texts = dataset.read(config.data.train_split)
     if not tokenizer_path.exists() and jax.process_index() == 0:
-        both = [*texts.source, *texts.target]
-        tokenizer.train(both, tokenizer_path, vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
+        vocabulary = dict(vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
+        tokenizer.train(texts.texts(), tokenizer_path, **vocabulary)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("the tokenizer is trained")
     tokens = Tokenizer(tokenizer_path)
     train = make_split(texts, tokens, config)
     validation = read_split(dataset, config.data.validation_split, tokens, config)
-    return Data(tokens, train, validation, loader.fingerprint(train.pairs, train.plan))
+    return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))
 
 
 def batches(split: Split, *, num_steps: int | None = None) -> Batches:
     """This process's share of the batches of `split`; `num_steps` None: of one epoch."""
     return Batches(
-        split.pairs,
+        split.tokens,
         split.plan,
         num_steps=split.plan.steps_per_epoch if num_steps is None else num_steps,
         process_index=jax.process_index(),

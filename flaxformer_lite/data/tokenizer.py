@@ -68,13 +68,17 @@ def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str, s
         partial.unlink(missing_ok=True)
 
 
-def pad_rows(rows: list[np.ndarray], length: int) -> np.ndarray:
-    """int32 (len(rows), length): each row's ids, the end symbol, and padding; an empty array stays all padding."""
+def pad_rows(rows: list[np.ndarray], length: int, *, end: bool = True) -> np.ndarray:
+    """int32 (len(rows), length): each row's ids, the end symbol, and padding; an empty array stays all padding.
+
+    Args:
+      end: False leaves out the end symbol, as for the beginning of a text.
+    """
     padded = np.full((len(rows), length), PAD, np.int32)
     for row, ids in zip(padded, rows, strict=True):
         if len(ids):
             row[: len(ids)] = ids
-            row[len(ids)] = EOS
+            row[len(ids)] = EOS if end else PAD
     return padded
 
 

@@ -125,9 +125,8 @@ class MultiHeadAttention(nn.Module):
             query_BTHK = rotate(query_BTHK, pattern.query.position_BL, self.config)
             if self.config.position == "relative":
                 bias = self.relative.score_bias()
-        backend = backends.choose(
-            self.config.backend, query_BTHK, memory.key, pattern, bias, reference_only=self._wants_weights(deterministic)
-        )
+        why = self._wants_weights(deterministic)
+        backend = backends.choose(self.config.backend, query_BTHK, memory.key, pattern, bias, reference_only=why)
         if backend != "reference":
             return self.out(backends.attend(backend, query_BTHK, memory.key, memory.value, pattern, bias))
         drop = lambda weights: self.drop(weights, deterministic=deterministic, row_B=row_B)  # noqa: E731

@@ -96,6 +96,14 @@ def t5_bucket(offset: jax.Array, *, bidirectional: bool) -> jax.Array:
     return jnp.where(offset > 0, bucket + half, bucket) if bidirectional else bucket
 
 
+def t5_bias(
+    table_RH: jax.Array, query_position_BT: jax.Array, key_position_BS: jax.Array, *, bidirectional: bool
+) -> jax.Array:
+    """The table's entry for the bucket of each offset, (B, H, T, S). Raffel 2020, section 2.1."""
+    bucket_BTS = t5_bucket(offsets(query_position_BT, key_position_BS), bidirectional=bidirectional)
+    return jnp.moveaxis(table_RH[bucket_BTS], -1, 1)
+
+
 def clipped_offset(query_position_BT: jax.Array, key_position_BS: jax.Array, clip: int) -> jax.Array:
     """The offset of each key, at most `clip` either way, one-hot: (B, T, S, 2 clip + 1). Shaw 2018, section 3.2."""
     number_BTS = jnp.clip(offsets(query_position_BT, key_position_BS), -clip, clip) + clip
@@ -164,8 +172,7 @@ class PositionBias(nn.Module):
             return lambda query, query_at, key_at: alibi(query_at, key_at, num_heads=num_heads)
         if self.config.position == "t5_bias":
             table_RH = self.param("embedding", nn.initializers.xavier_uniform(), (T5_BUCKETS, num_heads))
-            bucket = lambda query_at, key_at: t5_bucket(offsets(query_at, key_at), bidirectional=bidirectional)  # noqa: E731
-            return lambda query, query_at, key_at: jnp.moveaxis(table_RH[bucket(query_at, key_at)], -1, 1)
+            return lambda query, query_at, key_at: t5_bias(table_RH, query_at, key_at, bidirectional=bidirectional)
         return None
 
 

@@ -24,7 +24,7 @@ def build_model(config: ModelConfig) -> "EncoderDecoder | EncoderClassifier | De
     check_model(config)
     if config.architecture == "encoder_classifier":
         if config.num_classes is None:
-            raise ValueError("ModelConfig.num_classes: expected the number of classes, got None; a classifier needs it.")
+            raise ValueError("ModelConfig.num_classes: expected how many classes there are, got None; set it.")
         return EncoderClassifier(config)
     return EncoderDecoder(config) if config.architecture == "encoder_decoder" else DecoderLM(config)
 
@@ -195,9 +195,7 @@ class EncoderDecoder(nn.Module):
     def _encode(self, source_BS: jax.Array, source: Places, **mode) -> jax.Array:
         return self.encoder(self.source_inputs(source_BS, source, **mode), source, **mode)
 
-    def _decode(
-        self, target_BT: jax.Array, target: Places, memory_BSD: jax.Array, source: Places, **mode
-    ) -> jax.Array:
+    def _decode(self, target_BT: jax.Array, target: Places, memory_BSD: jax.Array, source: Places, **mode) -> jax.Array:
         x_BTD = self.target_inputs(target_BT, target, **mode)
         return self.output(self.decoder(x_BTD, target, memory_BSD, source, **mode))
 
@@ -225,7 +223,7 @@ class EncoderDecoder(nn.Module):
 
 
 class EncoderClassifier(nn.Module):
-    """Source ids in, logits of the classes of each text out: the encoder of Figure 1, pooled. Devlin 2019, section 3."""
+    """Source ids in, logits of the classes of each text out: the encoder of Figure 1, pooled. Devlin 2019."""
 
     config: ModelConfig
 
@@ -279,9 +277,7 @@ class DecoderLM(nn.Module):
         own = self.decoder.start_cache(batch_size, max_length)
         return DecoderCache(own, (None,) * len(own))
 
-    def decode_step(
-        self, token_B: jax.Array, cache: DecoderCache, index: jax.Array
-    ) -> tuple[jax.Array, DecoderCache]:
+    def decode_step(self, token_B: jax.Array, cache: DecoderCache, index: jax.Array) -> tuple[jax.Array, DecoderCache]:
         """Logits (B, V) of the token after `token_B`, which stands at position `index`, and the grown cache."""
         place = Places.at(jnp.reshape(index, (1,)))
         x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)

@@ -2,24 +2,35 @@
 
 from flaxformer_lite.config import ModelConfig
 
+GATED = ("reglu", "geglu", "swiglu")  # a third matrix in the feed-forward network
+
 
 def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
-    """FLOPs of the forward pass over one sentence pair of these lengths, attention and logits included."""
+    """FLOPs of the forward pass over one example of these lengths, attention and logits included.
+
+    A side that the model's shape does not read does not count; neither do a mask's or a window's savings.
+    """
     c = config
-    width = c.num_heads * (c.d_head or c.d_model // c.num_heads)
-    feed_forward = 2 * c.d_model * c.d_ff
-    attention = 4 * c.d_model * width  # query, key, value and output projections
+    d_head = c.d_head or c.d_model // c.num_heads
+    width, kv_width = c.num_heads * d_head, (c.num_kv_heads or c.num_heads) * d_head
+    feed_forward = (3 if c.activation in GATED else 2) * c.d_model * c.d_ff
 
-    def mixing(queries: int, keys: int) -> int:
-        return 2 * width * queries * keys  # Q K^T, and the weights times V
+    def attention(queries: int, keys: int) -> int:
+        """Projections of queries and output, of keys and values, then Q K^T and the weights times V."""
+        projections = 2 * c.d_model * (queries * width + keys * kv_width)
+        return projections + 2 * width * queries * keys
 
-    encoder = source_length * (attention + feed_forward) + mixing(source_length, source_length)
-    cross = (target_length + source_length) * attention // 2 + mixing(target_length, source_length)
-    own = target_length * (attention + feed_forward) + mixing(target_length, target_length)
+    encoder = source_length * feed_forward + attention(source_length, source_length)
+    decoder = target_length * feed_forward + attention(target_length, target_length)
+    if c.architecture == "encoder_classifier":
+        return 2 * (c.num_encoder_layers * encoder + c.d_model * c.num_classes)
     logits = target_length * c.d_model * c.vocab_size
-    return 2 * (c.num_encoder_layers * encoder + c.num_decoder_layers * (cross + own) + logits)
+    if c.architecture == "decoder_lm":
+        return 2 * (c.num_decoder_layers * decoder + logits)
+    decoder += attention(target_length, source_length)
+    return 2 * (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits)
 
 
 def train_step(config: ModelConfig, rows: int, length: int) -> int:
-    """FLOPs of one update on `rows` pairs padded to `length`: the backward pass is twice the forward."""
+    """FLOPs of one update on `rows` examples padded to `length`: the backward pass is twice the forward."""
     return 3 * rows * forward(config, length, length)

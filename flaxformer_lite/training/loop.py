@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from flaxformer_lite import evaluate
 from flaxformer_lite import workdir as workdir_lib
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import loader, pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -41,7 +41,8 @@ def fit(config: Config, workdir: Path) -> int:
     mesh = parallel.make_mesh(config.parallel.data)
     accumulate = config.optim.accumulate_steps
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
-    dataset = Dataset(config.data.dataset, source_language=config.data.source_language)
+    dataset = pipeline.open_dataset(config)
+    config = with_classes(config, dataset.label_names)
     workdir_lib.check(workdir, config)
     chief = jax.process_index() == 0
     with Interrupt() as interrupt, workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext():
@@ -76,12 +77,13 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     )
     initial_state = functools.partial(step_lib.init_state, model, optimizer, seed=config.train.seed)
     state_shapes = jax.eval_shape(initial_state)
-    compile_step = functools.partial(mode.compile, train_step, state_shapes, donate=True)
     compiled: dict[tuple[int, int], Future] = {}
 
     def start_compiling(shape: tuple[int, int]) -> Future:
         if shape not in compiled:
-            compiled[shape] = compiler.submit(compile_step, shape)
+            struct = pipeline.batch_struct(config, *shape)
+            compile_step = functools.partial(mode.compile, train_step, state_shapes, struct, donate=True)
+            compiled[shape] = compiler.submit(compile_step)
         return compiled[shape]
 
     # Where it starts: at the newest checkpoint, or at step 0.
@@ -108,7 +110,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
 
     stop = StopTogether(interrupt, mesh)
     compile_with = lambda compile: wait(compiler.hurry(compiler.submit(compile)))  # noqa: E731
-    evaluator = evaluate.Evaluator(model, config, mode, compile_with=compile_with, between_batches=stop.now)
+    options = {"label_names": data.label_names, "compile_with": compile_with, "between_batches": stop.now}
+    evaluator = evaluate.Evaluator(model, config, mode, data.tokenizer, **options)
     writer = writers.MetricsWriter(paths.path, enabled=chief)
     progress = writers.Progress(done, config.train.num_steps, enabled=chief)
     meter = writers.TokenRate()
@@ -126,21 +129,17 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             meter.restart()
 
     def save() -> None:
-        record = {"step": done, **identity, "scores": {str(step): score for step, score in scores.items()}}
-        checkpoints.save(done, _to_parts(mode.replicated(state)), record)
+        known = {"label_names": data.label_names, "scores": {str(step): score for step, score in scores.items()}}
+        checkpoints.save(done, _to_parts(mode.replicated(state)), {"step": done, **identity, **known})
 
     def measure() -> None:
         """Evaluates the state on validation data, and notes how good it is."""
-        values = evaluator.token_metrics(state.params, data.validation)
-        count = min(config.train.decode_examples, len(data.validation.texts.source))
-        if count:
-            whole = mode.replicated(state.params)
-            hypotheses = evaluator.translate(whole, data.tokenizer, data.validation.pairs.source[:count])
-            values |= evaluate.score_texts(hypotheses, data.validation.texts.target[:count])[0]
-            if chief:
-                samples = report.samples(data.validation.texts, hypotheses)
-                workdir_lib.write_whole(paths.samples / f"{done}.txt", samples)
-                progress.note("\n".join(samples.splitlines()[:8]))
+        whole, count = mode.replicated(state.params), config.train.decode_examples
+        measured = evaluator.measure(state.params, whole, data.validation, decode=count)
+        values = measured.values
+        if chief and measured.samples:
+            workdir_lib.write_whole(paths.samples / f"{done}.txt", measured.samples)
+            progress.note("\n".join(measured.samples.splitlines()[:8]))
         writer.write(done, "validation", values)
         progress.note(f"step {done}  validation  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
         scores[done] = metrics.score(values, config.train.best_metric)
@@ -189,13 +188,13 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     params = checkpoints.restore(best, parallel.whole_on(mesh, {"params": state_shapes.params}))[0]["params"]
     checkpoints.close()
     test = wait(Background().submit(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config))
-    values, hypotheses, signature = evaluator.measure(mode.put_state(params), params, data.tokenizer, test)
-    writer.write(best, "test", values)
+    measured = evaluator.measure(mode.put_state(params), params, test)
+    writer.write(best, "test", measured.values)
     writer.close()
     if chief:
-        workdir_lib.write_whole(paths.samples / "test.txt", report.samples(test.texts, hypotheses))
-        report.say(f"{report.closing_table(paths)}\nsacreBLEU signature {signature}")
-        report.say(report.written(paths, time.monotonic() - started))
+        workdir_lib.write_whole(paths.samples / "test.txt", measured.samples)
+        report.say("\n".join(text for text in (report.closing_table(paths), measured.note) if text))
+        report.say(report.written(paths, config, time.monotonic() - started))
 
 
 def early_stop(scores: dict[int, float], patience: int | None) -> bool:

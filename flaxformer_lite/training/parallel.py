@@ -91,12 +91,6 @@ def shard_rows(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]
     return {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}
 
 
-def batch_struct(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of a batch of `rows` examples padded to `length`."""
-    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    return {"source": ids, "target": ids, "row": jax.ShapeDtypeStruct((rows,), jnp.int32)}
-
-
 def largest(number: int, mesh: Mesh) -> jax.Array:
     """The largest `number` of all processes, as an array that can be read later: nobody waits here."""
     mine = np.full((len(mesh.local_devices),), number, np.int32)
@@ -113,10 +107,10 @@ class MeshMode:
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
 
-    def compile(self, step: Callable, state: Tree, shape: tuple[int, int], *, donate: bool) -> Callable:
-        """`step(state, batch)` compiled for global batches of `shape` (rows, length)."""
+    def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
+        """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
         rows = NamedSharding(self.mesh, PartitionSpec(AXIS))
-        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch_struct(*shape))
+        batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
         whole = NamedSharding(self.mesh, PartitionSpec())
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state)
         jitted = jax.jit(step, donate_argnums=(0,) if donate else (), out_shardings=whole)
@@ -150,10 +144,10 @@ class PmapMode:
         self._leading = NamedSharding(Mesh(np.array(self._local), (AXIS,)), PartitionSpec(AXIS))
         self.compiles_ahead = jax.process_count() == 1
 
-    def compile(self, step: Callable, state: Tree, shape: tuple[int, int], *, donate: bool) -> Callable:
-        """`step(state, batch)` compiled for global batches of `shape` (rows, length)."""
-        rows, length = shape
-        device_batch = batch_struct(rows // self.mesh.size, length)
+    def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
+        """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
+        size = self.mesh.size
+        device_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0] // size, *x.shape[1:]), x.dtype), batch)
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
         arguments = jax.tree.map(self._a_device_each, (state, device_batch))
         if self.compiles_ahead:

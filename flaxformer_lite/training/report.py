@@ -1,15 +1,23 @@
-"""What a run tells the user, as text: what was resolved, sample translations, the closing table."""
+"""What a run tells the user, as text: what was resolved, samples, the closing table."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
 
 from flaxformer_lite.config import Config
-from flaxformer_lite.data.datasets import TextPairs
+from flaxformer_lite.data.datasets import Examples
 from flaxformer_lite.data.pipeline import Data, Split
 from flaxformer_lite.training import flops, writers
 from flaxformer_lite.workdir import Workdir
+
+# What to do with a trained model of each shape.
+NEXT = {
+    "encoder_decoder": "Translate with: flaxformer-lite translate --workdir={}",
+    "encoder_classifier": "Classify with: flaxformer-lite classify --workdir={}",
+    "decoder_lm": "Let it write with: flaxformer-lite generate --workdir={}",
+}
 
 
 def say(text: str) -> None:
@@ -25,8 +33,8 @@ def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: dict) 
     rows, length = plan.shapes()[0]
     work = flops.train_step(config.model, rows, length)
     return (
-        f"{config.data.dataset}: {len(data.train.texts.source):,} examples to train on{left_out(data.train)}, "
-        f"{len(data.validation.texts.source):,} to validate{left_out(data.validation)}; "
+        f"{config.data.dataset}: {len(data.train.texts):,} examples to train on{left_out(data.train)}, "
+        f"{len(data.validation.texts):,} to validate{left_out(data.validation)}; "
         f"vocabulary {config.model.vocab_size:,}; {sum(x.size for x in jax.tree.leaves(params)):,} parameters; "
         f"{config.parallel.mode} over {mesh.size} x {mesh.devices.flat[0].device_kind}; "
         f"batches {shapes}, {plan.padding_share():.0%} padding; {plan.steps_per_epoch} steps an epoch; "
@@ -40,13 +48,22 @@ def left_out(split: Split) -> str:
     return f" ({plan.too_long} too long and {plan.empty} empty left out)" if plan.too_long + plan.empty else ""
 
 
-def samples(texts: TextPairs, hypotheses: Sequence[str]) -> str:
+def translations(texts: Examples, hypotheses: Sequence[str]) -> str:
     """Source, translation and reference of each, one below the other."""
     rows = zip(texts.source, hypotheses, texts.target, strict=False)
     return "".join(f"source       {s}\ntranslation  {h}\nreference    {r}\n\n" for s, h, r in rows)
 
 
-def table(values: dict[str, float | None]) -> str:
+def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> str:
+    """How many texts of each class (a row) were taken for each (a column), and the share that was right."""
+    cells = [["is \\ taken for", *names, "right"]]
+    for name, counts_C, right in zip(names, counts_CC, np.diagonal(counts_CC), strict=True):
+        share = f"{100 * right / counts_C.sum():.1f} %" if counts_C.sum() else "-"
+        cells.append([name, *(f"{count:.0f}" if count else "." for count in counts_C), share])
+    return writers.table(cells)
+
+
+def table(values: Mapping[str, float | None]) -> str:
     """Metrics, one a line; shares of tokens or examples as percentages, and a dash for what was not finite."""
 
     def cell(name: str, value: float | None) -> str:
@@ -64,10 +81,9 @@ def closing_table(paths: Workdir) -> str:
     return f"test split, best step {record['step']}\n{table(values)}"
 
 
-def written(paths: Workdir, seconds: float) -> str:
+def written(paths: Workdir, config: Config, seconds: float) -> str:
     """Where everything is, and what to do with it."""
     return (
         f"{seconds / 60:.1f} minutes. Written to {paths.path}: config.json, metrics.jsonl, events.* for TensorBoard, "
-        "tokenizer.model, checkpoints/, samples/\n"
-        f"Translate with: flaxformer-lite translate --workdir={paths.path}"
+        "tokenizer.model, checkpoints/, samples/\n" + NEXT[config.model.architecture].format(paths.path)
     )

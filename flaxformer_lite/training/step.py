@@ -1,7 +1,10 @@
 """One training step and one evaluation step as pure functions: state and batch in, state and sums out.
 
-A batch is a dict: `source` (B, S) and `target` (B, T), int32 ids that end with the end symbol and then padding,
-and `row` (B,), each row's number in the global batch.
+A batch is a dict of int32 arrays: `row` (B,), each row's number in the global batch, and what the model's shape reads:
+
+    encoder_decoder      `source` (B, S) and `target` (B, T): ids that end with the end symbol and then padding
+    encoder_classifier   `source`, and `label` (B,), -1 in a row without a text
+    decoder_lm           `target`, and for packed rows `segment` (B, T): the number of each token's text, 0 = padding
 """
 
 import flax.linen as nn
@@ -30,20 +33,47 @@ class TrainState:
 def init_state(model: nn.Module, optimizer: optax.GradientTransformation, *, seed: int, length: int = 8) -> TrainState:
     """The state before the first step, a function of `seed` alone."""
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
-    ids = jnp.zeros((1, length), jnp.int32)
-    params = model.init(params_key, ids, ids)["params"]
+    params = model.init(params_key, *_example_inputs(model, length))["params"]
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key_data(dropout_key))
 
 
 def param_shapes(model: nn.Module) -> dict:
     """Shapes and types of the model's parameters; nothing is computed."""
-    ids = jnp.zeros((1, 1), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
+    return jax.eval_shape(model.init, jax.random.key(0), *_example_inputs(model, 1))["params"]
 
 
-def shift_right(labels_BT: jax.Array) -> jax.Array:
-    """The decoder's input for `labels_BT`: the start symbol, then all but the last label. Figure 1."""
-    return jnp.pad(labels_BT, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
+def _example_inputs(model: nn.Module, length: int) -> tuple[jax.Array, ...]:
+    """Source and target, or the one of them that the model reads."""
+    ids_1L = jnp.zeros((1, length), jnp.int32)
+    return (ids_1L, ids_1L) if model.config.architecture == "encoder_decoder" else (ids_1L,)
+
+
+def shift_right(labels_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
+    """The decoder's input for `labels_BT`: the start symbol, then all but the last label, in each text. Figure 1."""
+    shifted_BT = jnp.pad(labels_BT, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
+    if segment_BT is None:
+        return shifted_BT
+    begins_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where(begins_BT, BOS, shifted_BT)
+
+
+def predict(params: dict, batch: Batch, *, model: nn.Module, **mode) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What the model says of a batch, and what was right: logits (B, T, V), labels (B, T) and their weights, 0 or 1.
+
+    For a classifier T is 1 and V is the number of classes.
+    """
+    variables, architecture = {"params": params}, model.config.architecture
+    if architecture == "encoder_classifier":
+        logits_BC = model.apply(variables, batch["source"], **mode)
+        labels_B1 = batch["label"][:, None]
+        return logits_BC[:, None], jnp.maximum(labels_B1, 0), (labels_B1 >= 0).astype(jnp.float32)
+    labels_BT, segment_BT = batch["target"], batch.get("segment")
+    inputs_BT = shift_right(labels_BT, segment_BT)
+    if architecture == "decoder_lm":
+        logits_BTV = model.apply(variables, inputs_BT, segment_BT=segment_BT, **mode)
+    else:
+        logits_BTV = model.apply(variables, batch["source"], inputs_BT, **mode)
+    return logits_BTV, labels_BT, (labels_BT != PAD).astype(jnp.float32)
 
 
 def loss_sums(
@@ -54,22 +84,13 @@ def loss_sums(
     label_smoothing: float = 0.0,
     dropout_key: jax.Array | None = None,
 ) -> tuple[jax.Array, metrics.Sums]:
-    """What training minimises, summed over target tokens, and the metrics' sums; dropout only with a key."""
-    logits_BTV = model.apply(
-        {"params": params},
-        batch["source"],
-        shift_right(batch["target"]),
-        deterministic=dropout_key is None,
-        row_B=batch["row"],
-        rngs=None if dropout_key is None else {"dropout": dropout_key},
-    )
-    labels_BT = batch["target"]
-    weights_BT = (labels_BT != PAD).astype(jnp.float32)
-    objective, _ = losses.cross_entropy(logits_BTV, labels_BT, weights_BT, label_smoothing=label_smoothing)
-    return objective, {
-        "loss": losses.cross_entropy(logits_BTV, labels_BT, weights_BT),
-        "accuracy": metrics.correct_tokens(logits_BTV, labels_BT, weights_BT),
-    }
+    """What training minimises, summed over labels, and the metrics' sums; dropout only with a key."""
+    mode = {"deterministic": dropout_key is None, "row_B": batch["row"]}
+    if dropout_key is not None:
+        mode["rngs"] = {"dropout": dropout_key}
+    predicted = predict(params, batch, model=model, **mode)
+    objective, _ = losses.cross_entropy(*predicted, label_smoothing=label_smoothing)
+    return objective, {"loss": losses.cross_entropy(*predicted), "accuracy": metrics.correct_tokens(*predicted)}
 
 
 def gradient_sums(params: dict, batch: Batch, *, microbatches: int = 1, **options) -> tuple[dict, metrics.Sums]:
@@ -100,7 +121,7 @@ def train_step(
     microbatches: int = 1,
     axis_name: str | None = None,
 ) -> tuple[TrainState, metrics.Sums]:
-    """One update by the mean gradient over the target tokens of the global batch.
+    """One update by the mean gradient over the labels of the global batch.
 
     Args:
       axis_name: under `pmap`, the axis whose devices each hold a part of the batch.
@@ -127,6 +148,15 @@ def train_step(
 
 
 def eval_step(params: dict, batch: Batch, *, model: nn.Module, axis_name: str | None = None) -> metrics.Sums:
-    """Sums of `loss` and `accuracy` over the batch's target tokens, without dropout or smoothing."""
+    """Sums of `loss` and `accuracy` over the batch's labels, without dropout or smoothing."""
     _, sums = loss_sums(params, batch, model=model)
     return sums if axis_name is None else jax.lax.psum(sums, axis_name)
+
+
+def confusion_step(params: dict, batch: Batch, *, model: nn.Module, axis_name: str | None = None) -> jax.Array:
+    """How many texts of each class (row) were taken for each class (column): (C, C) float32."""
+    logits_B1C, labels_B1, weights_B1 = predict(params, batch, model=model)
+    classes = logits_B1C.shape[-1]
+    true_BC = jax.nn.one_hot(labels_B1[:, 0], classes) * weights_B1
+    counts_CC = jnp.einsum("BC,BD->CD", true_BC, jax.nn.one_hot(logits_B1C[:, 0].argmax(axis=-1), classes))
+    return counts_CC if axis_name is None else jax.lax.psum(counts_CC, axis_name)
