@@ -12,7 +12,12 @@ USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tel
 
   train      train a config, or go on with the run in a workdir
   evaluate   measure the best model of a run on a split
-  translate  translate lines of text with the best model of a run"""
+  translate  translate lines of text
+  classify   tell the class of lines of text
+  generate   let a language model write
+  plot       draw attention, positions, the learning rate, or the metrics of runs
+
+All but train and plot metrics use the best model of the run."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -44,14 +49,16 @@ def evaluate(arguments: Sequence[str]) -> int:
     from flaxformer_lite import evaluate
     from flaxformer_lite.training import report
 
-    values, signature = evaluate.evaluate(request.workdir, request.split)
-    print(f"{request.workdir}, {request.split} split\n{report.table(values)}\nsacreBLEU signature {signature}")
+    measured = evaluate.evaluate(request.workdir, request.split)
+    print(f"{request.workdir}, {request.split} split\n{report.table(measured.values)}")
+    if measured.note:
+        print(measured.note)
     return 0
 
 
 def translate(arguments: Sequence[str]) -> int:
     """Reads lines, writes as many."""
-    request = command_line.parse_translate(arguments)
+    request = command_line.parse_text(arguments, "translate")
     from flaxformer_lite import runtime
 
     runtime.start()
@@ -63,7 +70,63 @@ def translate(arguments: Sequence[str]) -> int:
     return 0
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "translate": translate}
+def classify(arguments: Sequence[str]) -> int:
+    """Reads lines, writes the class of each."""
+    request = command_line.parse_text(arguments, "classify")
+    from flaxformer_lite import runtime
+
+    runtime.start()
+    from flaxformer_lite import classify
+
+    classifier = classify.load(request.workdir)
+    lines = command_line.read_lines(request.input)
+    command_line.write_lines(request.output, classifier(lines))
+    return 0
+
+
+def generate(arguments: Sequence[str]) -> int:
+    """Writes texts, one a line."""
+    request = command_line.parse_generate(arguments)
+    from flaxformer_lite import runtime
+
+    runtime.start()
+    from flaxformer_lite import generate
+
+    writer = generate.load(request.workdir, **request.decode)
+    command_line.write_lines(request.output, writer([request.prompt] * request.count))
+    return 0
+
+
+def plot(arguments: Sequence[str]) -> int:
+    """Draws, and prints what it wrote."""
+    request = command_line.parse_plot(arguments)
+    from flaxformer_lite import runtime
+
+    runtime.start()
+    from flaxformer_lite import pictures
+
+    draw = {
+        "attention": lambda: pictures.attention(request.workdirs[0], request.text, request.output),
+        "positions": lambda: pictures.positions(request.workdirs[0], request.output),
+        "schedule": lambda: pictures.schedule(request.workdirs[0], request.output),
+        "metrics": lambda: pictures.metrics(request.workdirs, request.output),
+    }[request.kind]
+    try:
+        written = draw()
+    except OSError as error:
+        raise ValueError(f"--output={request.output}: cannot be written to: {error.strerror}.") from error
+    print(*written, sep="\n")
+    return 0
+
+
+COMMANDS = {
+    "train": train,
+    "evaluate": evaluate,
+    "translate": translate,
+    "classify": classify,
+    "generate": generate,
+    "plot": plot,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

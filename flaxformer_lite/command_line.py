@@ -180,12 +180,31 @@ class EvaluateRequest(NamedTuple):
     split: str
 
 
-class TranslateRequest(NamedTuple):
-    """What `translate` was asked to do; no path means standard input or output."""
+class TextRequest(NamedTuple):
+    """What `translate` or `classify` was asked to do; no path means standard input or output."""
 
     workdir: Path
     input: Path | None
     output: Path | None
+
+
+class GenerateRequest(NamedTuple):
+    """What `generate` was asked to do; no path means standard output."""
+
+    workdir: Path
+    prompt: str
+    count: int
+    decode: dict[str, object]  # fields of DecodeConfig that were given
+    output: Path | None
+
+
+class PlotRequest(NamedTuple):
+    """What `plot` was asked to draw, and where to."""
+
+    kind: str
+    workdirs: list[Path]
+    text: str
+    output: Path
 
 
 def parse_train(arguments: Sequence[str]) -> TrainRequest:
@@ -232,17 +251,73 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
     return EvaluateRequest(_required_workdir(values), values.split)
 
 
-def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
-    """Flags of `translate`."""
+def parse_text(arguments: Sequence[str], command: str) -> TextRequest:
+    """Flags of `translate` and `classify`."""
 
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
-        flags.DEFINE_string("input", None, "UTF-8 text, a sentence a line; default: standard input", flag_values=values)
+        flags.DEFINE_string("input", None, "UTF-8 text, one a line; default: standard input", flag_values=values)
         flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
 
-    values = parse(arguments, define, usage="usage: translate --workdir=W [--input=F] [--output=F]")
+    values = parse(arguments, define, usage=f"usage: {command} --workdir=W [--input=F] [--output=F]")
     paths = [Path(path) if path else None for path in (values.input, values.output)]
-    return TranslateRequest(_required_workdir(values), *paths)
+    return TextRequest(_required_workdir(values), *paths)
+
+
+def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
+    """Flags of `generate`; a field of `decode` that is not given stays as the run has it."""
+
+    def define(values: flags.FlagValues) -> None:
+        flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
+        flags.DEFINE_string("prompt", "", "what each text begins with", flag_values=values)
+        flags.DEFINE_integer("count", 1, "how many texts to write", lower_bound=1, flag_values=values)
+        flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
+        flags.DEFINE_string("method", None, "greedy or sample", flag_values=values)
+        flags.DEFINE_float("temperature", None, "sample: what logits are divided by", flag_values=values)
+        flags.DEFINE_integer("top_k", None, "sample: only the k likeliest tokens", flag_values=values)
+        flags.DEFINE_float("top_p", None, "sample: only the likeliest tokens of this share", flag_values=values)
+        flags.DEFINE_integer("seed", None, "sample: of the draws", flag_values=values)
+        flags.DEFINE_integer("max_extra_length", None, "most tokens after the prompt", flag_values=values)
+
+    usage = "usage: generate --workdir=W [--prompt=TEXT] [--count=N] [--method=sample --temperature=0.8 --seed=1 ...]"
+    values = parse(arguments, define, usage=usage)
+    fields = ("method", "temperature", "top_k", "top_p", "seed", "max_extra_length")
+    decode = {name: values[name].value for name in fields if values[name].value is not None}
+    output = Path(values.output) if values.output else None
+    return GenerateRequest(_required_workdir(values), values.prompt, values.count, decode, output)
+
+
+PLOTS = ("attention", "positions", "schedule", "metrics")
+
+
+def parse_plot(arguments: Sequence[str]) -> PlotRequest:
+    """`plot KIND` and its flags; `plot metrics` takes any number of folders."""
+
+    def define(values: flags.FlagValues) -> None:
+        flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
+        flags.DEFINE_string("text", "", "attention: the text to read", flag_values=values)
+        flags.DEFINE_string("output", None, "folder to write to; default: W/plots", flag_values=values)
+
+    kind = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    rest = arguments[1:] if kind else arguments
+    folders = [Path(word) for word in rest if not word.startswith("-")] if kind == "metrics" else []
+    usage = (
+        "usage: plot attention --workdir=W --text=TEXT [--output=D]\n"
+        "       plot positions|schedule --workdir=W [--output=D]\n"
+        "       plot metrics W1 [W2 ...] [--output=D]"
+    )
+    values = parse([word for word in rest if Path(word) not in folders], define, usage=usage)
+    if kind not in PLOTS:
+        raise ValueError(f"plot: expected one of {', '.join(PLOTS)}, got {kind or 'nothing'!r} (--help tells more)")
+    if kind != "metrics" or not folders:
+        folders = [*folders, _required_workdir(values)]
+    elif values.workdir is not None:
+        raise ValueError("plot metrics: name the folders one after another, or one by --workdir, not both.")
+    if (kind == "attention") != bool(values.text):
+        raise ValueError(
+            f"--text: {'expected the text to read' if kind == 'attention' else 'goes with plot attention'}."
+        )
+    return PlotRequest(kind, folders, values.text, Path(values.output) if values.output else folders[0] / "plots")
 
 
 def _required_workdir(values: flags.FlagValues) -> Path:

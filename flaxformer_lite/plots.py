@@ -18,9 +18,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 # Okabe and Ito's palette for all kinds of colour vision, without its yellow, which is too pale for lines.
@@ -82,8 +80,7 @@ def attention_grid(
     for (layer, head), panel in np.ndenumerate(panels):
         image = _heat_map(panel, weights_NHTS[layer, head], cmap="Blues", vmin=0, vmax=1)
         panel.tick_params(length=0)
-        panel.tick_params(axis="x", rotation=90)
-        _label_tokens(panel.xaxis, key_tokens if layer == layers - 1 else [], width)
+        _label_tokens(panel.xaxis, key_tokens if layer == layers - 1 else [], width, rotation=90)
         _label_tokens(panel.yaxis, query_tokens if head == 0 else [], height)
         panel.set(title=f"head {head}" if layer == 0 else "", ylabel=f"layer {layer}" if head == 0 else "")
     figure.suptitle(title)
@@ -286,7 +283,7 @@ def _panels(count: int, *, columns: int, width: float, height: float) -> tuple[F
     return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
 
 
-def _heat_map(panel: Axes, values: np.ndarray, **scale: Any) -> AxesImage:
+def _heat_map(panel: Axes, values: np.ndarray, **scale: Any) -> matplotlib.image.AxesImage:
     panel.grid(visible=False)
     return panel.imshow(values, aspect="auto", interpolation="nearest", **scale)
 
@@ -295,9 +292,9 @@ def _legend_beside(panel: Axes, title: str | None = None) -> None:
     panel.legend(title=title, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _label_tokens(axis: Axis, tokens: Sequence[str], inches: float) -> None:
+def _label_tokens(axis: matplotlib.axis.Axis, tokens: Sequence[str], inches: float, **look: Any) -> None:
     """Tokens as tick labels along so many inches, in type of 4 to 8 points; where they do not fit, every k-th."""
     room = 72 * inches / max(1, len(tokens))  # points a token
     shown = range(0, len(tokens), max(1, round(5 / room + 0.4)))
     labels = [text if len(text := visible(tokens[i])) <= 14 else f"{text[:13]}…" for i in shown]
-    axis.set_ticks(shown, labels, fontsize=min(8, max(4, 0.8 * room)))
+    axis.set_ticks(shown, labels, fontsize=min(8, max(4, 0.8 * room)), **look)

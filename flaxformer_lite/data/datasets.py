@@ -219,7 +219,9 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
         if dataset == "cldr_translate":
             return builders.cldr_translate(config or "en-de")
         if dataset == "cldr_language":
-            return builders.cldr_language(config)
+            if config:
+                raise ValueError("it has no configs; leave out what follows its name")
+            return builders.cldr_language()
         for module in REGISTERED_BY:
             importlib.import_module(f"tensorflow_datasets.{module}")
         return tfds.builder(name)

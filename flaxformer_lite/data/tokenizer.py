@@ -116,6 +116,10 @@ class Tokenizer:
         """One int32 array of ids a text."""
         return [np.asarray(ids, np.int32) for ids in self._pieces.encode([escape(text) for text in texts])]
 
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The text of each id by itself, with its spaces; a special symbol by its name, such as '<s>'."""
+        return [unescape(self._pieces.id_to_piece(int(i)).replace(SPACE_MARK, " ")) for i in ids]
+
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
         """The texts of rows of ids, each read up to its first end symbol or padding."""
         return [unescape(self._pieces.decode(cut_at_end(np.asarray(row)).tolist())) for row in rows]

@@ -107,6 +107,11 @@ def continue_text(
     )
 
 
+def padded_length(length: int, max_length: int) -> int:
+    """The next of 16, 32, 64, ... up to `max_length`: few lengths, so few compilations."""
+    return min(max_length, max(16, 1 << (length - 1).bit_length()))
+
+
 class Decoder:
     """Decodes any number of inputs with one model, in batches of like length; compiles once a batch shape.
 
@@ -157,7 +162,7 @@ class Decoder:
         order = sorted(wanted, key=lambda i: len(inputs[i]))
         for first in range(0, len(order), self._rows):
             part = order[first : first + self._rows]
-            length = self._padded_length(len(inputs[part[-1]]) + 1)
+            length = padded_length(len(inputs[part[-1]]) + 1, self.max_length)
             unused = [np.empty(0, np.int32)] * (self._rows - len(part))
             ids_BL = pad_rows([inputs[i] for i in part] + unused, length, end=self._translates)
             row_B = np.array(part + [-1] * len(unused), np.int32)
@@ -167,10 +172,6 @@ class Decoder:
                 outputs[i] = cut_at_end(row)
             between_batches()
         return outputs
-
-    def _padded_length(self, length: int) -> int:
-        """The next of 16, 32, 64, ...: few lengths, so few compilations."""
-        return min(self.max_length, max(16, 1 << (length - 1).bit_length()))
 
     def _put(self, array: np.ndarray) -> jax.Array:
         if self._sharding is None:

@@ -1,0 +1,57 @@
+"""A trained classifier, ready to tell the class of a text.
+
+from flaxformer_lite import classify
+classifier = classify.load("runs/mine")
+print(classifier(["Montag, 5. Mai 2025"]))
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from flaxformer_lite import trained
+from flaxformer_lite.data.tokenizer import BOS, pad_rows
+from flaxformer_lite.decoding.generate import padded_length
+
+
+class Classifier:
+    """Texts to classes, in order."""
+
+    def __init__(self, run: trained.Trained):
+        self.run = run
+        self._logits = jax.jit(run.model.apply)
+
+    def __call__(self, texts: Sequence[str]) -> list[str]:
+        """The name of each text's likeliest class; an empty text gives an empty name."""
+        probability_NC = self.probabilities(texts)
+        best_N = probability_NC.argmax(axis=1)
+        return [self.run.label_names[best] if text else "" for text, best in zip(texts, best_N, strict=True)]
+
+    def probabilities(self, texts: Sequence[str]) -> np.ndarray:
+        """(N, C): how likely each text is of each of `run.label_names`.
+
+        Raises:
+          ValueError: a text has more tokens than the model takes; it is named by its number, counted from 1.
+        """
+        rows = [np.concatenate([[BOS], ids]).astype(np.int32) for ids in self.run.encode(texts)]
+        probability_NC = np.zeros((len(rows), len(self.run.label_names)), np.float32)
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        for first in range(0, len(order), trained.ROWS):
+            part = order[first : first + trained.ROWS]
+            unused = [np.empty(0, np.int32)] * (trained.ROWS - len(part))
+            length = padded_length(len(rows[part[-1]]) + 1, self.run.config.model.max_length)
+            source_BS = pad_rows([rows[i] for i in part] + unused, length)
+            logits_BC = self._logits({"params": self.run.params}, source_BS)
+            probability_NC[part] = jax.nn.softmax(logits_BC)[: len(part)]
+        return probability_NC
+
+
+def load(workdir: str | Path) -> Classifier:
+    """The best model of a finished or half-finished run; without an evaluation yet, the newest.
+
+    Raises:
+      ValueError: the folder holds no run, no checkpoint that can be read, or no classifier.
+    """
+    return Classifier(trained.load(workdir, command="classify", architecture="encoder_classifier"))

@@ -1,0 +1,120 @@
+"""Phrases in many languages, each with the locale that it is written in.
+
+Values are drawn and rendered as in `cldr`, in the styles that consist of words. Every value is rendered in all
+locales: a text that two of them share says nothing about its language, and is left out.
+"""
+
+import contextlib
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from babel import Locale
+
+from flaxformer_lite.data import cldr
+from flaxformer_lite.data.cldr import Family, Style
+
+CORPUS = 1  # raise it with every change that alters a phrase or the order of phrases
+# The version freezes the text: it holds the CLDR's and it seeds every draw.
+VERSION = ".".join([str(CORPUS), *cldr.VERSION.split(".")[1:]])
+
+# Eight scripts and many close relatives: da nb sv, cs sk pl, ru uk bg, es pt it ro, de nl, ja zh.
+LOCALES = "ar bg cs da de el en es fi fr hi hu it ja ko nb nl pl pt ro ru sk sv uk zh".split()
+UNNAMED = re.compile("|".join(["duration-", *cldr.UNITS]))  # what Babel prints where it has no word for a unit
+
+
+class Phrase(NamedTuple):
+    """A text, its kind, and the locale that it is written in."""
+
+    kind: str
+    text: str
+    label: str
+
+
+def phrases(*counts: int) -> tuple[list[list[Phrase]], int]:
+    """Corpora without a common text, each of `counts[i]` phrases of each kind in each locale, in turn.
+
+    The result depends on VERSION and the arguments alone. No text comes twice.
+
+    Returns:
+      The corpora, and how many texts were left out because locales share them.
+    """
+    corpora, seen, shared = [], set(), 0
+    for number, count in enumerate(counts):
+        columns = []
+        for kind, families in KINDS.items():
+            rng = random.Random(f"{VERSION} {number} {kind}")
+            found: dict[str, list[Phrase]] = {label: [] for label in LOCALES}
+            for texts in _renderings(rng, families(Locale("en"))):
+                times = Counter(texts.values())
+                shared += sum(times[text] > 1 for text in texts.values())
+                for label, text in texts.items():
+                    if times[text] == 1 and text not in seen and len(found[label]) < count:
+                        seen.add(text)
+                        found[label].append(Phrase(kind, text, label))
+                if all(len(column) == count for column in found.values()):
+                    break
+            columns += found.values()
+        corpora.append([phrase for turn in zip(*columns, strict=True) for phrase in turn])
+    return corpora, shared
+
+
+def _renderings(rng: random.Random, families: Sequence[Family]) -> Iterator[dict[str, str]]:
+    """Values without end, each in one style in all locales that have the words for it: {locale: text}."""
+    locales = {label: Locale.parse(label) for label in LOCALES}
+    while True:
+        draw, styles = rng.choice(families)
+        value, style = draw(rng), rng.choice(styles)
+        texts = {}
+        for label, locale in locales.items():
+            with contextlib.suppress(LookupError):
+                texts[label] = style(value, locale)
+        yield texts
+
+
+def _wordiest(styles: Sequence[Style]) -> Style:
+    """The first of `styles` that a locale has words for; LookupError where it has none."""
+
+    def style(value: Any, locale: Locale) -> str:
+        for text in (style(value, locale) for style in styles):
+            if not UNNAMED.search(text):
+                return text
+        raise LookupError(value)
+
+    return style
+
+
+def dates(english: Locale) -> list[Family]:
+    """Days with the name of the month, with and without that of the weekday."""
+    return [(draw, styles[:2]) for draw, styles in cldr.dates(english, english)]
+
+
+def durations(english: Locale) -> list[Family]:
+    """'3 hours and 20 minutes', '5 days ago'."""
+    return [(draw, [_wordiest(styles)]) for draw, styles in cldr.durations(english, english)]
+
+
+def measures(english: Locale) -> list[Family]:
+    """A number with its unit, spelled out where the locale does that."""
+    return [(draw, [_wordiest(styles)]) for draw, styles in cldr.measures(english, english)]
+
+
+def money_in_words(english: Locale) -> list[Family]:
+    """Amounts with the name of a currency."""
+    return cldr.money_in_words(english, english)
+
+
+def names(english: Locale) -> list[Family]:
+    """One to three countries, or languages, joined by 'and' or 'or'."""
+    return cldr.countries(english, english) + cldr.languages(english, english)
+
+
+KINDS: dict[str, Callable[[Locale], list[Family]]] = {
+    "date": dates,
+    "duration": durations,
+    "measure": measures,
+    "money_in_words": money_in_words,
+    "names": names,
+}

@@ -1,0 +1,142 @@
+"""The pictures of a run: its arrays, computed and handed to `plots`. Each function returns the files it wrote."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from flaxformer_lite import plots, trained
+from flaxformer_lite import workdir as workdir_lib
+from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.data.tokenizer import BOS, EOS
+from flaxformer_lite.model import positions as schemes
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import optim, writers
+
+POSITIONS = 64  # drawn of each scheme
+
+
+def attention_maps(run: trained.Trained, text: str) -> list[plots.AttentionMap]:
+    """Every weight that the model gives while it reads `text`, and writes its translation if it has a decoder.
+
+    A row of a decoder's map is the token that is being written; its columns are the tokens that were read for it.
+
+    Raises:
+      ValueError: the text has no token, or more than the model takes.
+    """
+    (ids,) = run.encode([text])
+    if not len(ids):
+        raise ValueError("--text: expected a text with at least one token, got none.")
+    # Only the reference makes weights; what it computes is the same.
+    model = transformer.build_model(dataclasses.replace(run.config.model, backend="reference"))
+    architecture = run.config.model.architecture
+    source = [*([BOS] if architecture == "encoder_classifier" else []), *ids, EOS]
+    if architecture == "encoder_decoder":
+        (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [ids])
+        written = [*target, EOS]
+        inputs = [source, [BOS, *target]]
+    else:
+        written, inputs = source, [source if architecture == "encoder_classifier" else [BOS, *ids]]
+    arrays = [jnp.array([row], jnp.int32) for row in inputs]
+    _, kept = model.apply({"params": run.params}, *arrays, mutable=["intermediates"])
+    read, written, source = (run.tokenizer.pieces(row) for row in (inputs[-1], written, source))
+    kinds = {
+        "encoder self-attention": (r"encoder.*self_attention", source, source),
+        "decoder self-attention": (r"decoder.*self_attention", written, read),
+        "cross-attention": (r"decoder.*cross_attention", written, source),
+    }
+    weights = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(kept)}
+    maps = []
+    for name, (pattern, queries, keys) in kinds.items():
+        layers = [weights[path][0] for path in sorted(weights, key=_layer) if re.search(pattern, path)]
+        if layers:
+            maps.append(plots.AttentionMap(name, queries, keys, np.stack(layers)))
+    return maps
+
+
+def _layer(path: str) -> int:
+    return int(re.search(r"layers_(\d+)", path)[1])
+
+
+def attention(workdir: Path, text: str, output: Path) -> list[Path]:
+    """Static pictures of every layer and head, and one page to explore them on."""
+    maps, written = attention_maps(trained.load(workdir), text), []
+    for each in maps:
+        figure = plots.attention_grid(each.weights_NHTS, each.query_tokens, each.key_tokens, title=each.name)
+        written += plots.save(figure, output, each.name.replace(" ", "_"))
+    workdir_lib.write_whole(output / "attention.html", plots.attention_page(maps, title=text))
+    return [*written, output / "attention.html"]
+
+
+def position_codes(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
+    """Each scheme that is a vector a position (or, for 'relative', an offset), by its name: (L, width)."""
+    at_L = jnp.arange(POSITIONS)
+    ones_1L1K = jnp.ones((1, POSITIONS, 1, config.d_head or config.d_model // config.num_heads))
+    return {
+        "sinusoidal": schemes.sinusoidal(at_L, config.d_model),
+        **_tables(schemes.LearnedPositions(POSITIONS, config.d_model), "learned", "embedding", params, at_L[None]),
+        "rotary (of a vector of ones)": schemes.rotary(ones_1L1K, at_L[None], base=config.rope_base)[0, :, 0],
+        **_tables(schemes.RelativeVectors(config), "relative", "key", params, method="score_bias"),
+    }
+
+
+def position_curves(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
+    """Each scheme that adds to the scores, by its name: (H, offset from -POSITIONS to POSITIONS)."""
+    query_11, key_1L = jnp.zeros((1, 1), jnp.int32), jnp.arange(-POSITIONS, POSITIONS + 1)[None]
+    curves = {"alibi": schemes.alibi(query_11, key_1L, num_heads=config.num_heads)[0, :, 0]}
+    t5 = schemes.PositionBias(dataclasses.replace(config, position="t5_bias"), bidirectional=True)
+    for name, table_RH in _tables(t5, "position_bias", "embedding", params).items():
+        sides = {"bidirectional": "decoder" not in name}
+        curves[name.replace("position_bias", "t5_bias")] = schemes.t5_bias(table_RH, query_11, key_1L, **sides)[0, :, 0]
+    return curves
+
+
+def _tables(module: nn.Module, place: str, leaf: str, params: dict, *inputs, **options) -> dict[str, np.ndarray]:
+    """The tables that training made in `params` under `place`; without any, the one that `module` begins with."""
+    flat = traverse_util.flatten_dict(params, sep="/")
+    found = {path: table for path, table in flat.items() if path.endswith(f"{place}/{leaf}")}
+    if found:
+        return {path.removesuffix(f"/{leaf}"): np.asarray(table) for path, table in found.items()}
+    return {f"{place} (untrained)": module.init(jax.random.key(0), *inputs, **options)["params"][leaf]}
+
+
+def positions(workdir: Path, output: Path) -> list[Path]:
+    """What each scheme does: the run's own with what it has learned, the others as they begin."""
+    run = trained.load(workdir)
+    codes, curves = position_codes(run.config.model, run.params), position_curves(run.config.model, run.params)
+    figures = {
+        "positions": plots.positions({name: np.asarray(code) for name, code in codes.items()}),
+        "position_scores": plots.position_scores(np.arange(-POSITIONS, POSITIONS + 1), curves),
+        "positions_that_fail": plots.codes_that_fail(np.asarray(codes["sinusoidal"])),
+    }
+    return [path for name, figure in figures.items() for path in plots.save(figure, output, name)]
+
+
+def schedule(workdir: Path, output: Path) -> list[Path]:
+    """The learning rate of every step of a run."""
+    config = workdir_lib.read_config(workdir)
+    step_N = np.arange(1, config.train.num_steps + 1)
+    sizes = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
+    rates = {config.optim.schedule: np.asarray(optim.learning_rate(step_N, config.optim, **sizes))}
+    return plots.save(plots.schedule(rates), output, "schedule")
+
+
+def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
+    """The curves of several runs, one panel a metric.
+
+    Raises:
+      ValueError: a folder is no run, or has logged nothing yet.
+    """
+    runs = {}
+    for folder in workdirs:
+        workdir_lib.read_config(folder)
+        runs[str(folder)] = writers.read_metrics(workdir_lib.Workdir(folder).metrics)
+        if not runs[str(folder)]:
+            raise ValueError(f"{folder}: there is nothing in metrics.jsonl yet; train this run first.")
+    return plots.save(plots.metrics(runs), output, "metrics")
