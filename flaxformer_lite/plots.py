@@ -37,7 +37,6 @@ STYLE = {
     "svg.hashsalt": "flaxformer_lite",  # the ids in a file are the same each time
     "text.parse_math": False,  # a dollar sign in a token is a dollar sign
 }
-styled = matplotlib.rc_context(STYLE)
 
 SPLITS = {  # how a curve of each is drawn
     "train": {"linestyle": "-", "linewidth": 0.8, "marker": ".", "markersize": 2},
@@ -68,7 +67,7 @@ def visible(token: str) -> str:
     return "".join(signs.get(c) or (c if c.isprintable() else f"⟨{ord(c):04X}⟩") for c in token) or "⟨⟩"
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def attention_grid(
     weights_NHTS: np.ndarray, query_tokens: Sequence[str], key_tokens: Sequence[str], *, title: str
 ) -> Figure:
@@ -109,7 +108,7 @@ def attention_page(maps: Sequence[AttentionMap], *, title: str) -> str:
     return re.sub(r"\{\{(title|data)\}\}", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def positions(codes: Mapping[str, np.ndarray]) -> Figure:
     """A row for each scheme, name to (L, D): all values, a few dimensions, and dot products over the distance."""
     figure = Figure(figsize=(12, 2.9 * len(codes)), layout="constrained")
@@ -133,7 +132,7 @@ def positions(codes: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def position_scores(distance_L: np.ndarray, curves: Mapping[str, np.ndarray]) -> Figure:
     """A panel for each scheme that acts on scores, name to (H, L): a line for each head over the distance."""
     figure, panels = _panels(len(curves), columns=2, width=5, height=3)
@@ -163,7 +162,7 @@ def binary_code(length: int, bits: int) -> np.ndarray:
     return (np.arange(length)[:, None] >> np.arange(bits) & 1).astype(np.float32)
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def codes_that_fail(sinusoidal_LD: np.ndarray) -> Figure:
     """Three codes that do not work beside the sinusoidal one; below each, how far a code is from the next."""
     length = len(sinusoidal_LD)
@@ -188,7 +187,7 @@ def codes_that_fail(sinusoidal_LD: np.ndarray) -> Figure:
     return figure
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def schedule(rates_by_name: Mapping[str, np.ndarray]) -> Figure:
     """The learning rate of each update, name to (steps,); the first is number 1, as in section 5.3."""
     figure, (panel,) = _panels(1, columns=1, width=8, height=3.6)
@@ -199,7 +198,7 @@ def schedule(rates_by_name: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """A panel for each metric in the records of metrics.jsonl, a colour for each run; None leaves a gap.
 
@@ -224,7 +223,7 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return figure
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def scores_over_length(
     table: Mapping[str, Mapping[int, Sequence[float]]], *, trained_up_to: int, ylabel: str
 ) -> Figure:
@@ -241,7 +240,7 @@ def scores_over_length(
     return figure
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> Figure:
     """How often each class (row) was taken for each class (column): counts, and shares of the row as shades."""
     share_CC = counts_CC / np.maximum(1, counts_CC.sum(axis=1, keepdims=True))
@@ -257,9 +256,9 @@ def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> Figure:
     return figure
 
 
-@styled
+@matplotlib.rc_context(STYLE)
 def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
-    """Writes `name`.png and `name`.svg, each whole or not at all; the same figure gives the same bytes."""
+    """Writes `name`.png and `name`.svg, each whole or not at all; the same arrays give the same bytes."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     paths = [Path(folder) / f"{name}.{kind}" for kind in ("png", "svg")]
     for path in paths:

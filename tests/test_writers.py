@@ -186,7 +186,7 @@ def test_progress_that_is_not_enabled_shows_nothing(monkeypatch, clock):
 
 
 def test_the_rate_of_tokens_is_that_since_the_last_restart(clock):
-    rate = writers.TokenRate()
+    rate = writers.Rate("tokens")
     rate.add(7)
     rate.add(13)
     clock[0] += 5

@@ -158,7 +158,7 @@ def pack(length_N: np.ndarray, room: int) -> np.ndarray:
     """The row of each text, from 0, such that the texts of a row have at most `room` tokens together.
 
     The longest texts go first, and each goes into the fullest row that has room for it: best fit decreasing, for all
-    texts of a length at once (Krell et al. 2021, section 3.1).
+    texts of a length at once (after Krell et al. 2021, arXiv:2107.02027).
     """
     row_N = np.empty(len(length_N), np.int64)
     left = np.empty(0, np.int64)  # room that is left in each row

@@ -72,10 +72,13 @@ class Dataset:
         self.version = str(self._builder.version)
         self.languages: tuple[str, str] | None = None
         self.label_names: list[str] | None = None
-        self._source: Sequence[str] = ()  # names of features
+        features = self._builder.info.features
+        self._texts = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
+        # The features that are read, by name, and what stands between the texts of an example.
+        self._source: Sequence[str] = ()
         self._target: Sequence[str] = ()
         self._label: str | None = None
-        self._join = "\t" if self._translation() else "\n"
+        self._join = "\t" if architecture == "decoder_lm" and self._translation() else "\n"
         if architecture == "encoder_decoder":
             self.languages = self._languages(source_language, text_features)
             self._source, self._target = self.languages[:1], self.languages[1:]
@@ -83,10 +86,10 @@ class Dataset:
             if source_language is not None:
                 raise ValueError("config.data.source_language: a classifier translates nothing; leave it unset.")
             self._label = self._class_label()
-            self.label_names = list(self._builder.info.features[self._label].names)
-            self._source = self._texts(text_features)
+            self.label_names = list(features[self._label].names)
+            self._source = self._chosen(text_features)
         else:
-            self._target = self._texts_to_write(source_language, text_features)
+            self._target = self._to_write(source_language, text_features)
         if not self._is_embedded():
             _check_prepared(name, self._builder)
 
@@ -109,12 +112,11 @@ class Dataset:
         """
         records = self._open_split(split)
         examples = _parsed(records, len(records))
-        has_kind = KIND in self._builder.info.features
         return Examples(
             source=self._column(examples, self._source),
             target=self._column(examples, self._target),
             label=None if self._label is None else self._labels(split, examples),
-            kind=self._column(examples, (KIND,)) if has_kind else None,
+            kind=self._column(examples, [KIND] if KIND in self._texts else []),
         )
 
     def _is_embedded(self) -> bool:
@@ -126,7 +128,10 @@ class Dataset:
             return self._builder.as_data_source(split=split, deserialize_method=raw)
         except ValueError as error:
             splits = ", ".join(self._builder.info.splits)
-            raise ValueError(f"config.data: {self.name} has no split {split!r}; it has {splits}.") from error
+            raise ValueError(
+                f"config.data: {self.name} has no split {split!r}; it has {splits}, and slices of them such as "
+                "'train[:10%]'."
+            ) from error
 
     def _column(self, examples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str] | None:
         """The texts of these names, joined, of each example; None for no names."""
@@ -146,8 +151,7 @@ class Dataset:
     def _translation(self) -> tuple[str, ...]:
         """The two texts that say the same, as the dataset declares them; empty if it is no translation dataset."""
         names = tuple(self._builder.info.supervised_keys or ())[:2]
-        texts = [name for name in names if isinstance(self._builder.info.features[name], tfds.features.Text)]
-        return names if len(set(texts)) == 2 else ()
+        return names if all(name in self._texts for name in names) and len(set(names)) == 2 else ()
 
     def _languages(self, source_language: str | None, text_features: str | None) -> tuple[str, str]:
         names = self._translation()
@@ -170,42 +174,44 @@ class Dataset:
         features = self._builder.info.features
         labels = [name for name, feature in features.items() if isinstance(feature, tfds.features.ClassLabel)]
         if len(labels) != 1:
-            listed = ", ".join(f"{name} ({str(feature).split('(')[0]})" for name, feature in features.items())
+            listed = ", ".join(f"{name} ({_type_name(feature)})" for name, feature in features.items())
             raise ValueError(
                 "config.data.dataset: model.architecture='encoder_classifier' needs a dataset with one ClassLabel, "
                 f"such as cldr_language; {self.name} has {listed}."
             )
         return labels[0]
 
-    def _texts(self, text_features: str | None) -> list[str]:
+    def _chosen(self, text_features: str | None) -> list[str]:
         """The texts that `text_features` names, or all."""
-        features = self._builder.info.features
-        texts = [n for n, feature in features.items() if isinstance(feature, tfds.features.Text) and n != KIND]
+        valid = [name for name in self._texts if name != KIND]
+        if not valid:
+            raise ValueError(f"config.data.dataset: expected a dataset of texts; {self.name} has none.")
         if text_features is None:
-            chosen = [name for name in texts if name.lower().split("_")[-1] not in ID_NAMES]
-            if not chosen:
-                raise ValueError(f"config.data.dataset: expected a dataset of texts; {self.name} has none.")
-            return chosen
+            return [name for name in valid if name.split("_")[-1] not in ID_NAMES] or valid
         chosen = [name.strip() for name in text_features.split(",")]
         for name in chosen:
-            if name not in texts:
+            if name not in valid:
                 raise ValueError(
-                    f"config.data.text_features: {self.name} has no text {name!r}{did_you_mean(name, texts)}"
+                    f"config.data.text_features: {self.name} has no text {name!r}{did_you_mean(name, valid)}"
                 )
         if len(set(chosen)) < len(chosen):
             raise ValueError(f"config.data.text_features: {text_features!r} names a text twice.")
         return chosen
 
-    def _texts_to_write(self, source_language: str | None, text_features: str | None) -> Sequence[str]:
+    def _to_write(self, source_language: str | None, text_features: str | None) -> Sequence[str]:
         """What a language model learns; of a translation dataset both languages, the source first."""
-        if source_language is not None and (text_features is not None or not self._translation()):
-            reason = (
-                f"{self.name} is no translation dataset" if text_features is None else "data.text_features says all"
-            )
-            raise ValueError(f"config.data.source_language: {reason}; leave it unset.")
+        if source_language is not None and text_features is not None:
+            raise ValueError("config.data.source_language: data.text_features already says what to read; unset one.")
+        if source_language is not None and not self._translation():
+            raise ValueError(f"config.data.source_language: {self.name} is no translation dataset; leave it unset.")
         if self._translation() and text_features is None:
             return self._languages(source_language, None)
-        return self._texts(text_features)
+        return self._chosen(text_features)
+
+
+def _type_name(feature: tfds.features.FeatureConnector) -> str:
+    """'Text', 'ClassLabel', ...; of plain numbers their dtype."""
+    return np.dtype(feature.np_dtype).name if type(feature) is tfds.features.Tensor else type(feature).__name__
 
 
 def _parsed(records: Sequence[bytes], count: int) -> list[Mapping[str, Any]]:

@@ -114,18 +114,18 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     evaluator = evaluate.Evaluator(model, config, mode, data.tokenizer, **options)
     writer = writers.MetricsWriter(paths.path, enabled=chief)
     progress = writers.Progress(done, config.train.num_steps, enabled=chief)
-    meter = writers.TokenRate()
+    meter = writers.Rate("examples" if config.model.architecture == "encoder_classifier" else "tokens")
 
     def settle(step: int, sums: Any) -> None:
         """Reads the metrics of `step`, which waits for it; checks, logs and shows them."""
         sums = mode.read(sums)
         values = metrics.divide(sums)
         _check_finite(step, values, checkpoints)
-        meter.add(tokens=float(sums["loss"][1]))
+        meter.add(float(sums["loss"][1]))
         values["learning_rate"] = float(rates[step - 1])
-        progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], "tok/s": meter.rate()})
+        progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], f"{meter.unit}/s": meter.rate()})
         if step % config.train.log_every == 0 or evaluation_is_due(step):  # training may end at an evaluation
-            writer.write(step, "train", {**values, "tokens_per_second": meter.rate()})
+            writer.write(step, "train", {**values, f"{meter.unit}_per_second": meter.rate()})
             meter.restart()
 
     def save() -> None:

@@ -103,23 +103,24 @@ class Progress:
             self._bar.close()
 
 
-class TokenRate:
-    """Target tokens a second since the last restart."""
+class Rate:
+    """How many of a unit, such as target tokens, a second since the last restart."""
 
-    def __init__(self):
+    def __init__(self, unit: str):
+        self.unit = unit
         self.restart()
 
     def restart(self) -> None:
         """Forgets what came before, such as an evaluation that took its time."""
-        self._tokens, self._since = 0.0, time.monotonic()
+        self._count, self._since = 0.0, time.monotonic()
 
-    def add(self, tokens: float) -> None:
-        """Counts `tokens` more."""
-        self._tokens += tokens
+    def add(self, count: float) -> None:
+        """Counts `count` more."""
+        self._count += count
 
     def rate(self) -> float:
-        """Tokens a second."""
-        return self._tokens / max(1e-9, time.monotonic() - self._since)
+        """Units a second."""
+        return self._count / max(1e-9, time.monotonic() - self._since)
 
 
 def table(rows: list[list[str]]) -> str:
