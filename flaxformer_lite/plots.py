@@ -183,7 +183,7 @@ def codes_that_fail(sinusoidal_LD: np.ndarray) -> Figure:
                 _heat_map(above, code_LD.T, cmap="RdBu_r", vmin=-1, vmax=1)
             below.plot(np.linalg.norm(np.diff(code_LD, axis=0), axis=1))
         above.set(title=title, ylabel="value" if code_LD.shape[1] == 1 else "dimension")
-        below.set(xlabel="position", ylabel="distance to the next code", ymargin=0.2, ylim=(0, None))
+        below.set(xlabel="position", ylabel="distance to the next code", ylim=(0, 1.2 * below.dataLim.y1))
     return figure
 
 

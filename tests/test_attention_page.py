@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -25,7 +26,7 @@ FLAGS = (
 DANGEROUS = "</script><script>document.title='x'</script>"
 SOURCE = ["▁Mon", "day", DANGEROUS, "a<b&\"c'", "\u202f\n\u00a0", "漢字", "</s>"]
 TARGET = ["<s>", "▁Montag", ",", "", "<!--"]
-TITLE = "5 < 7 & {{data}}"
+TITLE = "</title><b>5 & 7</b> {{data}}"
 
 
 def weights(layers: int, heads: int, queries: int, keys: int) -> np.ndarray:
@@ -38,6 +39,7 @@ MAPS = [
     AttentionMap("encoder self-attention", SOURCE, SOURCE, weights(2, 3, len(SOURCE), len(SOURCE))),
     AttentionMap("cross-attention", TARGET, SOURCE, weights(3, 2, len(TARGET), len(SOURCE))),
 ]
+LARGE = np.random.default_rng(0).dirichlet(np.ones(60), size=(4, 8, 60))
 
 
 class Browser:
@@ -156,6 +158,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.as_uri()
 
 
+@pytest.fixture(scope="module")
+def large_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    tokens = [f"▁token{i}" for i in range(60)]
+    maps = [AttentionMap(name, tokens, tokens, LARGE) for name in ("encoder", "decoder", "cross")]
+    path = tmp_path_factory.mktemp("large") / "page.html"
+    path.write_text(attention_page(maps, title="large"), encoding="utf-8")
+    return path.as_uri()
+
+
 def texts(browser: Browser, selector: str) -> list[str]:
     return browser.js(f"Array.from(document.querySelectorAll('{selector}'), (found) => found.textContent)")
 
@@ -227,8 +238,8 @@ def test_a_token_below_the_mouse_shows_where_it_looks_until_the_mouse_leaves(bro
         lines = browser.js(
             "Array.from(document.querySelectorAll('#lines g.on path'), (line) => line.getAttribute('d'))"
         )
-        assert len(lines) == np.count_nonzero(weights_TS[token])
-        assert [line.split()[0] for line in lines] == ["M0"] * len(lines)
+        ends = [re.fullmatch(r"M0 ([\d.]+)C.* 100 ([\d.]+)", line).groups() for line in lines]
+        assert ends == [(f"{token + 0.5}", f"{key + 0.5}") for key in np.flatnonzero(weights_TS[token])]
         most = np.argmax(weights_TS[token])
         assert texts(browser, "#reading")[0].startswith("“")
         assert f"({weights_TS[token, most]:.2f})" in texts(browser, "#reading")[0]
@@ -288,10 +299,12 @@ def test_the_keyboard_alone_reaches_everything(browser, url):
 
 
 @pytest.mark.parametrize("width", [1280, 360])
-def test_nothing_runs_out_of_the_window(browser, url, width):
-    browser.open(f"{url}#token=2", width=width)
-    wide, window = browser.js("(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])(document.documentElement)")
-    assert wide == window <= width
+def test_nothing_runs_out_of_the_window(browser, url, large_url, width):
+    for each in (url, large_url):
+        browser.open(f"{each}#token=2", width=width)
+        root = "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])(document.documentElement)"
+        content, window = browser.js(root)
+        assert content == window <= width
 
 
 def test_text_can_be_read_on_light_and_on_dark_ground(browser, url):
@@ -343,12 +356,7 @@ def test_the_browser_would_have_told_of_requests_and_errors(browser, tmp_path):
     assert asked == [path.as_uri(), (tmp_path / "other.png").as_uri()]
 
 
-def test_a_page_of_four_layers_and_eight_heads_and_sixty_tokens_is_small_and_quick(browser, tmp_path):
-    tokens = [f"▁token{i}" for i in range(60)]
-    weights_NHTS = np.random.default_rng(0).dirichlet(np.ones(60), size=(4, 8, 60))
-    maps = [AttentionMap(name, tokens, tokens, weights_NHTS) for name in ("encoder", "decoder", "cross")]
-    path = tmp_path / "page.html"
-    path.write_text(attention_page(maps, title="large"), encoding="utf-8")
-    assert path.stat().st_size < 3e6
-    browser.open(f"{path.as_uri()}#map=2&layer=3&head=7&token=59")
-    np.testing.assert_allclose(np.array(shown(browser), float), weights_NHTS[3, 7, 59], atol=0.00551)
+def test_a_page_of_four_layers_eight_heads_and_sixty_tokens_is_small_and_works(browser, large_url):
+    assert len(Path(large_url.removeprefix("file://")).read_bytes()) < 3e6
+    browser.open(f"{large_url}#map=2&layer=3&head=7&token=59")
+    np.testing.assert_allclose(np.array(shown(browser), float), LARGE[3, 7, 59], atol=0.00551)
