@@ -1,9 +1,9 @@
-"""The plan of an epoch: every example once, among others of like length, as a function of (seed, step)."""
+"""The plan of an epoch: every example once, in a row of its own or packed, as a function of (seed, step)."""
 
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.batching import EMPTY_ROW, BatchPlan, bucket_rows
+from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows, pack
 
 BUCKETS, TOKENS, MULTIPLE = (7, 13, 29), 200, 3
 
@@ -23,9 +23,27 @@ def epoch(plan, number):
     return [plan.batch(step) for step in range(first, first + plan.steps_per_epoch)]
 
 
+def make_packed(length=None, seed=11, **changes):
+    options = dict(buckets=BUCKETS, tokens_per_batch=TOKENS, rows_multiple=MULTIPLE) | changes
+    return PackedPlan(lengths()[1] if length is None else length, seed=seed, **options)
+
+
+def numbers(rows):
+    return np.concatenate(rows)
+
+
+def row_sizes(rows):
+    return [len(row) for row in rows]
+
+
 @pytest.fixture(scope="module")
 def plan():
     return make()
+
+
+@pytest.fixture(scope="module")
+def packed():
+    return make_packed()
 
 
 def test_every_usable_example_comes_exactly_once_an_epoch_and_no_other(plan):
@@ -33,8 +51,21 @@ def test_every_usable_example_comes_exactly_once_an_epoch_and_no_other(plan):
     usable = [i for i in range(len(source)) if min(source[i], target[i]) > 0 and max(source[i], target[i]) + 1 <= 29]
     assert 0 < len(usable) < len(source)
     for number in (0, 1, 5):
-        seen = np.concatenate([examples for _, examples in epoch(plan, number)])
-        assert sorted(seen[seen != EMPTY_ROW]) == usable
+        seen = np.concatenate([numbers(rows) for _, rows in epoch(plan, number)])
+        assert sorted(seen) == usable == plan.usable.tolist()
+
+
+def test_a_row_has_one_example_or_none(plan):
+    assert {size for _, rows in epoch(plan, 0) for size in row_sizes(rows)} == {0, 1}
+
+
+def test_a_side_that_the_examples_do_not_have_asks_for_nothing():
+    source, target = lengths()
+    for sides, present in (((source, None), source), ((None, target), target)):
+        one, both = make(*sides), make(present, present)
+        assert one.usable.tolist() == both.usable.tolist() == np.flatnonzero((present > 0) & (present < 29)).tolist()
+        assert (one.empty, one.too_long) == (both.empty, both.too_long)
+        assert same(epoch(one, 0), epoch(both, 0))
 
 
 def test_what_is_left_out_is_counted_by_its_reason(plan):
@@ -47,8 +78,8 @@ def test_what_is_left_out_is_counted_by_its_reason(plan):
 
 def test_every_example_fits_its_batch_with_its_end_symbol(plan):
     source, target = lengths()
-    for length, examples in epoch(plan, 0):
-        real = examples[examples != EMPTY_ROW]
+    for length, rows in epoch(plan, 0):
+        real = numbers(rows)
         assert length in BUCKETS
         assert max(source[real].max(), target[real].max()) + 1 <= length
 
@@ -56,7 +87,7 @@ def test_every_example_fits_its_batch_with_its_end_symbol(plan):
 def test_only_what_fills_no_batch_stands_in_a_longer_bucket_than_it_needs(plan):
     source, target = lengths()
     need = np.maximum(source, target) + 1
-    promoted = sum((need[e[e != EMPTY_ROW]] <= BUCKETS[BUCKETS.index(n) - 1]).sum() for n, e in epoch(plan, 0) if n > 7)
+    promoted = sum((need[numbers(e)] <= BUCKETS[BUCKETS.index(n) - 1]).sum() for n, e in epoch(plan, 0) if n > 7)
     assert 0 < promoted < sum(plan.rows[:-1])
 
 
@@ -72,36 +103,38 @@ def test_a_batch_holds_as_many_rows_as_its_tokens_allow_in_a_multiple(plan):
 def test_at_most_one_batch_an_epoch_has_empty_rows_and_they_are_its_last(number):
     plan = make(*lengths(number))
     for n in range(3):
-        incomplete = [examples for _, examples in epoch(plan, n) if EMPTY_ROW in examples]
+        incomplete = [row_sizes(rows) for _, rows in epoch(plan, n) if 0 in row_sizes(rows)]
         assert len(incomplete) <= 1
-        for examples in incomplete:
-            (at,) = np.nonzero(examples == EMPTY_ROW)
-            assert at[0] > 0 and at.tolist() == list(range(at[0], len(examples)))
+        for sizes in incomplete:
+            assert sizes == sorted(sizes, reverse=True) and sizes[0] == 1
 
 
 def test_some_epoch_has_an_incomplete_batch(plan):
-    assert any(EMPTY_ROW in examples for _, examples in epoch(plan, 0))
+    assert any(0 in row_sizes(rows) for _, rows in epoch(plan, 0))
 
 
-def test_a_batch_is_a_function_of_seed_and_step_whatever_was_asked_before(plan):
-    steps = [5 * plan.steps_per_epoch + 2, 0, 3, plan.steps_per_epoch, 3]
-    fresh = make()
-    for step in steps:
-        length, examples = plan.batch(step)
-        other_length, other = make().batch(step)
-        assert length == other_length == fresh.batch(step)[0]
-        np.testing.assert_array_equal(examples, other)
-        np.testing.assert_array_equal(examples, fresh.batch(step)[1])
+def as_lists(batch):
+    length, rows = batch
+    return length, [row.tolist() for row in rows]
 
 
 def same(first, second):
-    return all(np.array_equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True))
+    return [as_lists(batch) for batch in first] == [as_lists(batch) for batch in second]
 
 
-def test_epochs_differ_and_seeds_differ(plan):
+@pytest.mark.parametrize("make_plan", [make, make_packed])
+def test_a_batch_is_a_function_of_seed_and_step_whatever_was_asked_before(make_plan):
+    plan, fresh = make_plan(), make_plan()
+    for step in [5 * plan.steps_per_epoch + 2, 0, 3, plan.steps_per_epoch, 3]:
+        assert same([plan.batch(step)] * 2, [make_plan().batch(step), fresh.batch(step)])
+
+
+@pytest.mark.parametrize("make_plan", [make, make_packed])
+def test_epochs_differ_and_seeds_differ(make_plan):
+    plan = make_plan()
     assert same(epoch(plan, 0), epoch(plan, 0))
     assert not same(epoch(plan, 0), epoch(plan, 1))
-    assert not same(epoch(plan, 0), epoch(make(seed=12), 0))
+    assert not same(epoch(plan, 0), epoch(make_plan(seed=12), 0))
 
 
 def test_the_batches_of_an_epoch_are_not_in_the_order_of_their_lengths(plan):
@@ -130,8 +163,8 @@ def test_the_shapes_are_listed_by_how_often_they_come(plan):
 def test_the_share_of_padding_is_that_of_the_longer_sides(plan):
     source, target = lengths()
     need = np.maximum(source, target) + 1
-    positions = sum(length * len(examples) for length, examples in epoch(plan, 0))
-    tokens = sum(need[examples[examples != EMPTY_ROW]].sum() for _, examples in epoch(plan, 0))
+    positions = sum(length * len(rows) for length, rows in epoch(plan, 0))
+    tokens = sum(need[numbers(rows)].sum() for _, rows in epoch(plan, 0))
     assert plan.padding_share() == pytest.approx(1 - tokens / positions)
 
 
@@ -147,10 +180,94 @@ def test_buckets_that_no_example_needs_are_not_used():
 def test_an_example_that_just_fits_is_used_and_one_token_more_is_too_long():
     plan = make(np.array([28, 29, 28]), np.array([28, 28, 3]))
     assert (plan.too_long, plan.empty) == (1, 0)
-    assert sorted(plan.batch(0)[1].tolist()) == [EMPTY_ROW] * 4 + [0, 2]
+    assert sorted(row.tolist() for row in plan.batch(0)[1]) == [[]] * 4 + [[0], [2]]
 
 
 @pytest.mark.parametrize("sides", [([0, 5], [3, 0]), ([40], [3]), ([], [])])
 def test_nothing_to_train_on_is_refused(sides):
     with pytest.raises(ValueError, match=rf"^None of {len(sides[0])} examples can be used"):
         make(*(np.array(side, int) for side in sides))
+
+
+def test_every_usable_text_is_in_one_row_an_epoch_and_no_other(packed):
+    length = lengths()[1]
+    usable = np.flatnonzero((length > 0) & (length + 1 <= 29)).tolist()
+    assert 0 < len(usable) < len(length)
+    for number in (0, 1, 5):
+        seen = np.concatenate([numbers(rows) for _, rows in epoch(packed, number)])
+        assert sorted(seen) == usable == packed.usable.tolist()
+    assert (packed.empty, packed.too_long) == ((length == 0).sum(), (length + 1 > 29).sum())
+    assert packed.empty > 0 and packed.too_long > 0
+
+
+def test_the_texts_of_a_row_fit_it_with_an_end_symbol_each(packed):
+    need = lengths()[1] + 1
+    shared = 0
+    for number in (0, 1):
+        for length, rows in epoch(packed, number):
+            assert (len(rows), length) == (6, 29) == packed.shape(number)
+            assert all(need[row].sum() <= length for row in rows)
+            shared += sum(size > 1 for size in row_sizes(rows))
+    assert shared > 100
+    assert (packed.buckets, packed.rows, packed.shapes()) == ((29,), [6], [(6, 29)])
+
+
+def test_only_the_last_rows_of_an_epoch_are_empty(packed):
+    sizes = [size for _, rows in epoch(packed, 1) for size in row_sizes(rows)]
+    assert 0 in sizes and sizes.count(0) < packed.rows[0]
+    assert all(sizes[: -sizes.count(0)])
+
+
+def test_a_text_meets_other_texts_in_another_epoch(packed):
+    def neighbours(number):
+        return {frozenset(row.tolist()) for _, rows in epoch(packed, number) for row in rows if len(row) > 1}
+
+    first, second = neighbours(0), neighbours(1)
+    assert len(first & second) < 0.1 * len(first)
+
+
+def test_the_padding_of_packed_rows_is_what_their_texts_leave(packed):
+    tokens = (lengths()[1] + 1)[packed.usable].sum()
+    positions = packed.steps_per_epoch * 6 * 29
+    assert packed.padding_share() == pytest.approx(1 - tokens / positions)
+    assert packed.padding_share() < make(None, lengths()[1]).padding_share()
+
+
+def test_texts_of_many_lengths_leave_less_than_two_percent_of_padding():
+    length = np.random.default_rng(3).geometric(0.05, 20_011)
+    plan = make_packed(length, buckets=(127,), tokens_per_batch=127 * 8, rows_multiple=8)
+    assert plan.padding_share() < 0.02
+
+
+def test_best_fit_decreasing_puts_each_text_into_the_fullest_row_that_has_room():
+    def one_by_one(lengths, room):
+        left, rows = [], {}
+        for text in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+            fits = [(free, row) for row, free in enumerate(left) if free >= lengths[text]]
+            if not fits:
+                left.append(room)
+                fits = [(room, len(left) - 1)]
+            rows[text] = min(fits)[1]
+            left[rows[text]] -= lengths[text]
+        return [rows[i] for i in range(len(lengths))]
+
+    for seed in range(31):
+        rng = np.random.default_rng(seed)
+        length = rng.integers(1, 18, rng.integers(1, 97))
+        assert pack(length, 17).tolist() == one_by_one(length.tolist(), 17)
+
+
+@pytest.mark.parametrize(
+    ("length", "room", "rows"),
+    [([7, 7, 7], 7, 3), ([3, 3, 3, 3, 3], 7, 3), ([5, 2, 4, 3], 7, 2), ([4, 4, 4], 7, 3), ([1] * 13, 13, 1)],
+)
+def test_texts_are_packed_into_as_few_rows_as_these_lengths_allow(length, room, rows):
+    row = pack(np.array(length), room)
+    assert sorted(set(row.tolist())) == list(range(rows))
+    assert np.bincount(row, weights=length).max() <= room
+
+
+@pytest.mark.parametrize("length", [[0, 0], [29, 40], []])
+def test_no_text_to_pack_is_refused(length):
+    with pytest.raises(ValueError, match=rf"^None of {len(length)} examples can be used"):
+        make_packed(np.array(length, int))

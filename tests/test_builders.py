@@ -1,4 +1,4 @@
-"""The TFDS dataset: frozen by its version, prepared once, by whoever comes first and survives."""
+"""The TFDS datasets: frozen by their versions, prepared once, by whoever comes first and survives."""
 
 import errno
 import functools
@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_lite.data import builders, cldr
+from flaxformer_lite.data import builders, cldr, languages
 
 # sha256 of the lines "split kind source target" of en-de in their order, for each version there has been.
 DIGESTS = {"1.47.0": "d17fd5351b02a42c701b449f7b7c6c780a593ad1054fe07d41c1a72d0733e87c"}
+# The same for cldr_language, lines "split kind text label".
+LANGUAGE_DIGESTS = {"1.47.0": "44c40f22da3f64431cf20084c5e3ed5c71d6c8aa173534c775a1709a82bb7b30"}
 
 # For processes of their own: a corpus of 20 held-out and 40 training examples.
 SMALL = """
@@ -24,6 +26,7 @@ import functools, os, signal, sys
 from flaxformer_lite.data import builders, cldr
 cldr.phrases = functools.partial(cldr.phrases, per_kind=8)
 builders.HELD_OUT = 20
+builders.OF_A_LANGUAGE = {"validation": 1, "train": 2}
 builder = builders.cldr_translate("en-de", data_dir=sys.argv[1])
 """
 
@@ -36,16 +39,36 @@ def corpus(tmp_path_factory):
     return {split: read(builder, split) for split in ("train", "validation", "test")}
 
 
+@pytest.fixture(scope="session")
+def language_corpus(tmp_path_factory):
+    """The full corpus of cldr_language: split -> list of (kind, text, label)."""
+    builder = builders.cldr_language(data_dir=tmp_path_factory.mktemp("tfds"))
+    builders.prepare(builder)
+    return {split: read_language(builder, split) for split in ("train", "validation", "test")}
+
+
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr(cldr, "phrases", functools.partial(cldr.phrases, per_kind=8))
     monkeypatch.setattr(builders, "HELD_OUT", 20)
 
 
-def read(builder, split):
+def examples_of(builder, split):
     source = builder.as_data_source(split=split)
+    return source.__getitems__(list(range(len(source))))
+
+
+def read(builder, split):
     keys = ("kind", *builders.locales_of(builder.builder_config.name))
-    return [tuple(example[key].decode() for key in keys) for example in source.__getitems__(list(range(len(source))))]
+    return [tuple(example[key].decode() for key in keys) for example in examples_of(builder, split)]
+
+
+def read_language(builder, split):
+    names = builder.info.features["label"].names
+    return [
+        (example["kind"].decode(), example["text"].decode(), names[example["label"]])
+        for example in examples_of(builder, split)
+    ]
 
 
 def start(program, folder, **environment):
@@ -84,15 +107,44 @@ def test_every_kind_is_in_every_split_in_equal_parts(corpus):
         assert min(counts.values()) >= 150
 
 
-def test_the_corpus_is_the_one_that_its_version_names(corpus):
-    if cldr.VERSION not in DIGESTS:
-        pytest.skip(f"no digest is recorded for {cldr.VERSION}, which holds another version of the CLDR")
+def assert_frozen(corpus, version, digests):
+    if version not in digests:
+        pytest.skip(f"no digest is recorded for {version}, which holds another version of the CLDR")
     lines = "\n".join("\t".join((split, *example)) for split, examples in corpus.items() for example in examples)
-    assert hashlib.sha256(lines.encode()).hexdigest() == DIGESTS[cldr.VERSION], (
-        f"The phrases of version {cldr.VERSION} have changed, so scores on it are no longer comparable. If the change "
-        "is meant, raise cldr.CORPUS and record the digest of the new version beside the old one; never replace one. "
-        "If nothing here has changed, Babel renders this CLDR in another way than it did."
+    assert hashlib.sha256(lines.encode()).hexdigest() == digests[version], (
+        f"The phrases of version {version} have changed, so scores on it are no longer comparable. If the change is "
+        "meant, raise CORPUS where VERSION is, and record the digest of the new version beside the old one; never "
+        "replace one. If nothing here has changed, Babel renders this CLDR in another way than it did."
     )
+
+
+def test_the_corpus_is_the_one_that_its_version_names(corpus):
+    assert_frozen(corpus, cldr.VERSION, DIGESTS)
+
+
+def test_the_corpus_of_languages_is_the_one_that_its_version_names(language_corpus):
+    assert_frozen(language_corpus, languages.VERSION, LANGUAGE_DIGESTS)
+
+
+def test_the_corpus_of_languages_has_the_sizes_that_were_promised_and_all_labels_and_kinds_alike(language_corpus):
+    sizes = {"train": 47_000, "validation": 2_000, "test": 2_000}
+    assert {split: len(examples) for split, examples in language_corpus.items()} == sizes
+    for examples in language_corpus.values():
+        each = len(examples) // (len(languages.LOCALES) * len(languages.KINDS))
+        counts = Counter((kind, label) for kind, _, label in examples)
+        assert counts == {(kind, label): each for kind in languages.KINDS for label in languages.LOCALES}
+
+
+def test_no_text_has_two_languages_or_is_in_two_splits_or_comes_twice(language_corpus):
+    texts = [text for examples in language_corpus.values() for _, text, _ in examples]
+    assert len(set(texts)) == len(texts)
+
+
+def test_the_dataset_of_languages_is_known_to_tfds_and_its_labels_are_the_locales(tmp_path):
+    builder = builders.tfds.builder("cldr_language", data_dir=tmp_path)
+    assert builder.info.features["label"].names == languages.LOCALES
+    assert builder.info.supervised_keys == ("text", "label")
+    assert builders.cldr_language(data_dir=tmp_path).info.full_name == f"cldr_language/{languages.VERSION}"
 
 
 def test_the_phrases_of_a_split_are_those_of_the_generator_in_its_order(small, tmp_path):
@@ -105,10 +157,11 @@ def test_the_phrases_of_a_split_are_those_of_the_generator_in_its_order(small, t
 
 def test_the_same_version_has_the_same_bytes_whatever_the_host(tmp_path):
     hosts = ({"PYTHONHASHSEED": "0", "TZ": "UTC"}, {"PYTHONHASHSEED": "97", "TZ": "Asia/Kathmandu", "LC_ALL": "C"})
-    runs = [start("builders.prepare(builder)", tmp_path / str(n), **host) for n, host in enumerate(hosts)]
+    program = "builders.prepare(builder)\nbuilders.prepare(builders.cldr_language(data_dir=sys.argv[1]))"
+    runs = [start(program, tmp_path / str(n), **host) for n, host in enumerate(hosts)]
     assert [run.communicate() for run in runs] == [("", "")] * 2  # and TFDS says nothing
     first, second = (digests(tmp_path / str(n)) for n in range(2))
-    assert len(first) == 3
+    assert len(first) == 3 + 2
     assert first == second
 
 

@@ -1,13 +1,16 @@
 """Any TFDS dataset of texts by its name, for each architecture, and clear words for what cannot be read."""
 
+import functools
 import json
 import os
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from flaxformer_lite.data import builders, cldr, languages
 from flaxformer_lite.data.datasets import Dataset, Examples
 
 # Small copies of TFDS datasets: the same names, versions, features and folders, written by a process of its own, since
@@ -162,13 +165,27 @@ def test_labels_are_int32_and_only_of_a_classifier(copies):
     assert Dataset("imdb_reviews", **LM).read("train").label is None
 
 
-def test_the_kind_of_a_phrase_is_known_and_never_part_of_its_text(monkeypatch):
-    features = {"text": 1, "label": 1, "kind": 1}
-    dataset = Dataset("cldr_language", **CLASSIFIER)
-    assert set(features) == set(dataset._builder.info.features)
-    assert dataset._source == ["text"]
-    assert Dataset("cldr_language", **LM)._target == ["text"]
-    assert Dataset("cldr_translate/en-de", **LM)._target == ("en", "de")
+@pytest.mark.parametrize(
+    ("name", "options", "pattern"),
+    [
+        ("cldr_language", CLASSIFIER, r"[^\t\n]+"),
+        ("cldr_language", LM, r"[^\t\n]+"),
+        ("cldr_translate/en-de", LM, r"[^\t\n]+\t[^\t\n]+"),
+    ],
+)
+def test_the_kind_of_a_phrase_is_known_and_not_part_of_its_text(name, options, pattern, monkeypatch, tmp_path):
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(cldr, "phrases", functools.partial(cldr.phrases, per_kind=8))
+    monkeypatch.setattr(builders, "HELD_OUT", 20)
+    monkeypatch.setattr(builders, "OF_A_LANGUAGE", {"train": 1})
+    dataset = Dataset(name, **options)
+    dataset.prepare()
+    examples = dataset.read("train")
+    assert set(examples.kind) == set(cldr.KINDS if name.startswith("cldr_translate") else languages.KINDS)
+    assert all(re.fullmatch(pattern, text) for text in examples.texts())
+
+
+def test_the_kind_cannot_be_asked_for_as_a_text():
     with pytest.raises(ValueError, match=r"text_features: cldr_language has no text 'kind'; valid are text\."):
         Dataset("cldr_language", **CLASSIFIER, text_features="kind")
 

@@ -1,23 +1,40 @@
 """Batches of ids: rows of all processes make the global batch, and a stream can begin anywhere."""
 
+import dataclasses
+import hashlib
 import itertools
 
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.batching import EMPTY_ROW, BatchPlan
-from flaxformer_lite.data.loader import Batches, TokenPairs, fingerprint, stream
+from flaxformer_lite.data.batching import BatchPlan, PackedPlan
+from flaxformer_lite.data.loader import Batches, Tokens, fingerprint, stream
 from flaxformer_lite.data.tokenizer import EOS, PAD
+
+# sha256 of the batches of three epochs of pairs, and the fingerprint of these pairs, as version 0.1 made them: runs
+# of that version go on with the same batches, and its published results stay what the same command gives.
+BATCHES = "ef92c1df7f4aaafc16c5a75dec14446fc7145953035d835e42fe989a7ee6fc7a"
+FINGERPRINT = "e071ad902e80b7eb84ec3cd0441af55820ccee782358b65ecc4e8cd6d3b03f49"
 
 
 def make_pairs(seed=0, number=83):
     rng = np.random.default_rng(seed)
     side = lambda: [rng.integers(4, 31, rng.integers(1, 12)).astype(np.int32) for _ in range(number)]  # noqa: E731
-    return TokenPairs(side(), side())
+    return Tokens(side(), side())
+
+
+def make_classified(seed=0):
+    """Sources with labels."""
+    pairs = make_pairs(seed)
+    return Tokens(pairs.source, label=np.random.default_rng(seed).integers(0, 5, len(pairs.source)).astype(np.int32))
 
 
 def make_plan(pairs, *, seed=0, buckets=(7, 13), rows_multiple=6):
     return BatchPlan(*pairs.lengths(), buckets=buckets, tokens_per_batch=91, rows_multiple=rows_multiple, seed=seed)
+
+
+def make_packed(texts, *, seed=0, rows_multiple=6):
+    return PackedPlan(texts.lengths()[1], buckets=(7, 23), tokens_per_batch=161, rows_multiple=rows_multiple, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -38,34 +55,97 @@ def test_lengths_are_those_of_both_sides(pairs):
     source, target = pairs.lengths()
     assert source.tolist() == [len(ids) for ids in pairs.source]
     assert target.tolist() == [len(ids) for ids in pairs.target]
+    assert Tokens(pairs.source).lengths()[1] is None and Tokens(target=pairs.target).lengths()[0] is None
+    assert Tokens(pairs.source).lengths()[0].tolist() == source.tolist()
+
+
+def test_pairs_have_the_batches_and_the_fingerprint_that_they_have_always_had():
+    rng = np.random.default_rng(5)
+    length = rng.integers(0, 33, (2, 2, 997)).min(axis=0)
+    tokens = Tokens(*[[rng.integers(4, 101, n).astype(np.int32) for n in side] for side in length])
+    plan = BatchPlan(*tokens.lengths(), buckets=(7, 13, 29), tokens_per_batch=200, rows_multiple=3, seed=11)
+    assert min(plan.empty, plan.too_long) > 0
+    digest = hashlib.sha256()
+    batches = Batches(tokens, plan, num_steps=3 * plan.steps_per_epoch)
+    for step in range(len(batches)):
+        batch = batches[step]
+        assert set(batch) == {"source", "target", "row"}
+        for name in ("source", "target", "row"):
+            digest.update(repr((name, batch[name].shape)).encode())
+            digest.update(batch[name].tobytes())
+    assert digest.hexdigest() == BATCHES
+    assert fingerprint(tokens, plan) == FINGERPRINT
 
 
 def test_a_batch_holds_the_ids_of_its_plan_then_the_end_symbol_then_padding(pairs, plan):
     batches = Batches(pairs, plan, num_steps=plan.steps_per_epoch)
     assert len(batches) == plan.steps_per_epoch
     for step in range(plan.steps_per_epoch):
-        length, examples = plan.batch(step)
+        length, rows = plan.batch(step)
         batch = batches[step]
         assert all(array.dtype == np.int32 for array in batch.values())
-        assert batch["row"].tolist() == list(range(len(examples)))
+        assert batch["row"].tolist() == list(range(len(rows)))
         for side in ("source", "target"):
-            for row, example in zip(batch[side].tolist(), examples, strict=True):
-                ids = [] if example == EMPTY_ROW else [*getattr(pairs, side)[example].tolist(), EOS]
+            for row, examples in zip(batch[side].tolist(), rows, strict=True):
+                ids = [*getattr(pairs, side)[examples[0]].tolist(), EOS] if len(examples) else []
                 assert row == ids + [PAD] * (length - len(ids))
 
 
 def test_a_row_without_an_example_is_all_padding(pairs, plan):
-    (step,) = [step for step in range(plan.steps_per_epoch) if EMPTY_ROW in plan.batch(step)[1]]
-    batch = Batches(pairs, plan, num_steps=plan.steps_per_epoch)[step]
-    empty = plan.batch(step)[1] == EMPTY_ROW
+    empty_rows = [np.array([not len(row) for row in plan.batch(step)[1]]) for step in range(plan.steps_per_epoch)]
+    (step,) = [step for step, empty in enumerate(empty_rows) if empty.any()]
+    batch, empty = Batches(pairs, plan, num_steps=plan.steps_per_epoch)[step], empty_rows[step]
     assert not batch["source"][empty].any() and not batch["target"][empty].any()
     assert batch["source"][~empty].any(axis=1).all() and batch["target"][~empty].any(axis=1).all()
 
 
+def test_a_classified_text_comes_with_its_label_and_an_empty_row_with_minus_one():
+    tokens = make_classified()
+    plan = make_plan(tokens)
+    labels = []
+    for step in range(plan.steps_per_epoch):
+        batch = Batches(tokens, plan, num_steps=plan.steps_per_epoch)[step]
+        assert set(batch) == {"source", "label", "row"} and batch["label"].dtype == np.int32
+        rows = plan.batch(step)[1]
+        assert batch["label"].tolist() == [tokens.label[row[0]] if len(row) else -1 for row in rows]
+        labels += batch["label"].tolist()
+    assert set(labels) == {-1, 0, 1, 2, 3, 4}
+
+
+def test_a_text_to_write_alone_in_its_row_has_no_segment():
+    tokens = Tokens(target=make_pairs().target)
+    batch = Batches(tokens, make_plan(tokens), num_steps=3)[0]
+    assert set(batch) == {"target", "row"}
+
+
+def test_packed_texts_stand_one_after_another_each_with_its_end_symbol_and_its_number():
+    tokens = Tokens(target=make_pairs().target)
+    plan = make_packed(tokens)
+    counts = set()
+    for step in range(plan.steps_per_epoch):
+        length, rows = plan.batch(step)
+        batch = Batches(tokens, plan, num_steps=plan.steps_per_epoch)[step]
+        assert set(batch) == {"target", "segment", "row"} and batch["segment"].dtype == np.int32
+        for ids, segment, examples in zip(batch["target"].tolist(), batch["segment"].tolist(), rows, strict=True):
+            texts = [[*tokens.target[example].tolist(), EOS] for example in examples]
+            expected = [token for text in texts for token in text]
+            numbers = [number for number, text in enumerate(texts, 1) for _ in text]
+            padding = [0] * (length - len(expected))
+            assert (ids, segment) == (expected + padding, numbers + padding)
+            counts.add(len(texts))
+    assert {0, 2, 3} <= counts
+    assert PAD == 0
+
+
 @pytest.mark.parametrize("count", [2, 3, 6])
-def test_the_rows_of_all_processes_together_are_the_global_batch(pairs, plan, count):
-    whole = Batches(pairs, plan, num_steps=7)
-    parts = [Batches(pairs, plan, num_steps=7, process_index=p, process_count=count) for p in range(count)]
+@pytest.mark.parametrize("shape", ["pairs", "classified", "packed"])
+def test_the_rows_of_all_processes_together_are_the_global_batch(shape, count):
+    tokens = {"pairs": make_pairs(), "classified": make_classified(), "packed": Tokens(target=make_pairs().target)}[
+        shape
+    ]
+    plan = make_packed(tokens) if shape == "packed" else make_plan(tokens)
+    whole = Batches(tokens, plan, num_steps=7)
+    parts = [Batches(tokens, plan, num_steps=7, process_index=p, process_count=count) for p in range(count)]
     for step in range(7):
         of_processes = [part[step] for part in parts]
         for name, expected in whole[step].items():
@@ -104,7 +184,7 @@ def test_equal_data_has_an_equal_fingerprint():
 def changed_id(pairs):
     source = [ids.copy() for ids in pairs.source]
     source[7][0] += 1
-    return TokenPairs(source, pairs.target)
+    return dataclasses.replace(pairs, source=source)
 
 
 def moved_border(pairs):
@@ -112,15 +192,46 @@ def moved_border(pairs):
     target = list(pairs.target)
     i = next(i for i in range(1, len(target)) if len(target[i]) > 1)
     target[i - 1], target[i] = np.append(target[i - 1], target[i][0]), target[i][1:]
-    return TokenPairs(pairs.source, target)
+    return dataclasses.replace(pairs, target=target)
 
 
 def test_other_ids_another_order_or_another_plan_have_another_fingerprint(pairs):
-    reordered = TokenPairs(pairs.source[::-1], pairs.target[::-1])
-    swapped = TokenPairs(pairs.target, pairs.source)
+    reordered = Tokens(pairs.source[::-1], pairs.target[::-1])
+    swapped = Tokens(pairs.target, pairs.source)
     others = [changed_id(pairs), moved_border(pairs), reordered, swapped]
     prints = [fingerprint(pairs, make_plan(pairs)), *(fingerprint(other, make_plan(other)) for other in others)]
     changes = (dict(seed=1), dict(buckets=(5, 13)), dict(rows_multiple=5))
     prints += [fingerprint(pairs, make_plan(pairs, **change)) for change in changes]
+    assert_all_differ(prints)
+
+
+def assert_all_differ(prints):
     for first, second in itertools.combinations(range(len(prints)), 2):
         assert prints[first] != prints[second], (first, second)
+
+
+def test_another_label_has_another_fingerprint():
+    tokens, label = make_classified(), make_classified().label.copy()
+    label[7] += 1
+    others = [tokens, dataclasses.replace(tokens, label=label), dataclasses.replace(tokens, label=None)]
+    assert_all_differ([fingerprint(other, make_plan(other)) for other in others])
+    assert fingerprint(make_classified(), make_plan(tokens)) == fingerprint(tokens, make_plan(tokens))
+
+
+def test_packing_has_a_fingerprint_of_its_own():
+    tokens = Tokens(target=make_pairs().target)
+    plain = BatchPlan(None, tokens.lengths()[1], buckets=(7, 23), tokens_per_batch=161, rows_multiple=6)
+    plans = [plain, make_packed(tokens), make_packed(tokens, seed=1), make_packed(tokens, rows_multiple=5)]
+    assert_all_differ([fingerprint(tokens, plan) for plan in plans])
+    assert fingerprint(tokens, make_packed(tokens)) == fingerprint(tokens, plans[1])
+
+
+def test_the_same_texts_in_rows_that_end_elsewhere_have_another_fingerprint(monkeypatch):
+    tokens = Tokens(target=[np.full(3, 7 + i, np.int32) for i in range(4)])
+    prints = []
+    for sizes in ((1, 3), (3, 1)):
+        plan = make_packed(tokens)
+        rows = np.split(np.arange(4), [sizes[0]]) + [np.arange(0)] * 4
+        monkeypatch.setattr(plan, "batch", lambda step, rows=rows: (23, rows))
+        prints.append(fingerprint(tokens, plan))
+    assert_all_differ(prints)

@@ -15,8 +15,8 @@ from tensorflow_datasets.proto import tf_example_pb2
 from flaxformer_lite.data import cldr, languages
 
 HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
-# Examples of each kind in each of 25 locales, in `cldr_language`: 47,000 to train on, and 2,000 of either other split.
-OF_A_LANGUAGE = {"train": 376, "validation": 16, "test": 16}
+# Of each kind in each locale, in `cldr_language`: 2,000 examples of validation, and of test, and 47,000 to train on.
+OF_A_LANGUAGE = {"validation": 16, "test": 16, "train": 376}
 
 
 class _SameBytesWriter(writer.ExampleWriter):

@@ -22,7 +22,7 @@ VERSION = ".".join([str(CORPUS), *cldr.VERSION.split(".")[1:]])
 
 # Eight scripts and many close relatives: da nb sv, cs sk pl, ru uk bg, es pt it ro, de nl, ja zh.
 LOCALES = "ar bg cs da de el en es fi fr hi hu it ja ko nb nl pl pt ro ru sk sv uk zh".split()
-UNNAMED = re.compile("|".join(["duration-", *cldr.UNITS]))  # what Babel prints where it has no word for a unit
+UNIT = re.compile("|".join(["duration-", *cldr.UNITS]))  # Babel prints the code of what it has no word for
 
 
 class Phrase(NamedTuple):
@@ -74,16 +74,28 @@ def _renderings(rng: random.Random, families: Sequence[Family]) -> Iterator[dict
         yield texts
 
 
-def _wordiest(styles: Sequence[Style]) -> Style:
-    """The first of `styles` that a locale has words for; LookupError where it has none."""
+def _wordiest(styles: Sequence[Style], is_code: Callable[[Any, str], bool]) -> Style:
+    """The first of `styles` that a locale has words for; `is_code(value, text)` says where it has none.
 
-    def style(value: Any, locale: Locale) -> str:
-        for text in (style(value, locale) for style in styles):
-            if not UNNAMED.search(text):
+    What is returned raises LookupError where the locale has words for none of them.
+    """
+
+    def render(value: Any, locale: Locale) -> str:
+        for style in styles:
+            text = style(value, locale)
+            if not is_code(value, text):
                 return text
         raise LookupError(value)
 
-    return style
+    return render
+
+
+def _holds_unit(value: Any, text: str) -> bool:
+    return UNIT.search(text) is not None
+
+
+def _holds_currency(value: tuple[Any, str], text: str) -> bool:
+    return value[1] in text
 
 
 def dates(english: Locale) -> list[Family]:
@@ -93,17 +105,17 @@ def dates(english: Locale) -> list[Family]:
 
 def durations(english: Locale) -> list[Family]:
     """'3 hours and 20 minutes', '5 days ago'."""
-    return [(draw, [_wordiest(styles)]) for draw, styles in cldr.durations(english, english)]
+    return [(draw, [_wordiest(styles, _holds_unit)]) for draw, styles in cldr.durations(english, english)]
 
 
 def measures(english: Locale) -> list[Family]:
     """A number with its unit, spelled out where the locale does that."""
-    return [(draw, [_wordiest(styles)]) for draw, styles in cldr.measures(english, english)]
+    return [(draw, [_wordiest(styles, _holds_unit)]) for draw, styles in cldr.measures(english, english)]
 
 
 def money_in_words(english: Locale) -> list[Family]:
     """Amounts with the name of a currency."""
-    return cldr.money_in_words(english, english)
+    return [(draw, [_wordiest(styles, _holds_currency)]) for draw, styles in cldr.money_in_words(english, english)]
 
 
 def names(english: Locale) -> list[Family]:
