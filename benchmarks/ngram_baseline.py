@@ -1,29 +1,28 @@
 """Bits per byte of the best n-gram language model: what a decoder-only Transformer has to beat.
 
-Interpolated n-grams over bytes and over SentencePiece pieces, of all orders up to a limit, by four smoothings:
+Interpolated n-grams over bytes and over SentencePiece pieces, of every order up to a limit, with three smoothings:
 
-  Witten-Bell         Bell, Cleary and Witten, 1990
-  Kneser-Ney          interpolated modified Kneser-Ney, Chen and Goodman, 1998, equations 21 to 26
-  tuned Kneser-Ney    the same; three discounts and the concentration of a Pitman-Yor process (Teh, 2006), for each
-                      length of context, are those that give the validation split the fewest bits
-  tuned raw counts    the same again, with plain counts in place of Kneser-Ney's numbers of left neighbours
+  Witten-Bell        Witten and Bell, 1991, method C
+  Kneser-Ney         interpolated and modified: Chen and Goodman, 1998
+  tuned Kneser-Ney   the same counts; the discounts, and the concentration of a Pitman-Yor process (Teh, 2006), minimise
+                     the bits of the validation split, for each length of context and each group of similar contexts
 
-Training text, also of the pieces, is the train split alone. Unit, vocabulary, smoothing and order are chosen on the
-validation split, and the test split is scored once, by that choice. A phrase is one sequence: it begins in a start
-context, ends in an end symbol, and nothing is carried over to the next.
+The train split alone is counted, and the pieces are learned from it too. The validation split chooses the unit, the
+vocabulary, the smoothing and the order. The test figure is that of the choice.
 
-Bits per byte = the bits of all phrases, end symbols included, divided by the UTF-8 bytes of the phrases. An end symbol
-costs bits and adds no byte.
+A phrase is one sequence: a start context, its bytes or pieces, one end symbol. Nothing is carried over to the next.
+Bits per byte are the bits of all phrases, end symbols included, divided by the UTF-8 bytes of the phrases: an end
+symbol costs bits and adds no byte. The text 'en-de' is the English phrase, a tab and the German phrase, and all of it
+counts.
 
-Every distribution ends in the uniform one over all symbols, so that nothing has probability 0, and sums to 1: each run
-checks that in a few contexts.
+Below every distribution lies the uniform one over all symbols, so that none has probability 0. Each run checks that
+the distributions sum to 1.
 
     python benchmarks/ngram_baseline.py --text=de
 """
 
 import argparse
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,189 +32,272 @@ from scipy.optimize import minimize
 
 from flaxformer_lite.data import builders, tokenizer
 
-SPLITS = TRAIN, VALIDATION, TEST, PROBE = range(4)
-CLASSES = 3  # n-grams seen once, twice and more often have discounts of their own
+SPLITS = "train", "validation", "test"
+TRAIN, VALIDATION, TEST, PROBE = range(4)
+PROBES = 4  # contexts after which the probabilities of all symbols are added up
+CLASSES = 3  # an n-gram seen once, twice, or more often has a discount of its own
+# Contexts are alike that were followed by about as many different symbols, of which about the same share came once:
+# what always precedes the same letter needs less smoothing than what precedes any digit.
+SYMBOL_EDGES, ONCE_EDGES = (1.5, 4.5, 10.5, 60.5), (0.01, 0.5)
+GROUPS = (len(SYMBOL_EDGES) + 1) * (len(ONCE_EDGES) + 1)
 
 
 class Corpus(NamedTuple):
-    """All phrases in a row, each with its start and end symbol."""
+    """All phrases one after the other, each from its start to its end symbol."""
 
     tokens: np.ndarray  # int64 (N,)
-    depth: np.ndarray  # int64 (N,): how many tokens of its phrase come before each; 0 is the start symbol
-    split: np.ndarray  # int8 (N,)
-    size: int  # symbols that can follow a context; the start symbol is not among them
+    depth: np.ndarray  # int64 (N,): how many tokens of its phrase come before it
+    split: np.ndarray  # int64 (N,)
+    last: np.ndarray  # bool (N,)
+    size: int  # symbols that may follow a context; the start symbol, whose id this is, may not
+
+    @property
+    def held_out(self) -> np.ndarray:
+        """Bool (N,): the M tokens that are predicted."""
+        return (self.split != TRAIN) & (self.depth > 0)
 
 
 class Level(NamedTuple):
-    """What the contexts of one length saw in training, for each held-out token."""
+    """What the contexts of one length saw in training, at each predicted token; zeros where none of it was seen."""
 
-    count: np.ndarray  # float64 (M,): of the context with the token
-    total: np.ndarray  # float64 (M,): of the context; 0 where it was never seen, or would begin before the start
-    types: np.ndarray  # float64 (CLASSES, M): different tokens that the context saw once, twice and more often
-    discounts: np.ndarray  # float64 (CLASSES,): Chen and Goodman's estimate
+    count: np.ndarray  # float64 (M,): the token after this context
+    total: np.ndarray  # float64 (M,): any token after this context
+    kinds: np.ndarray  # float64 (CLASSES, M): different tokens that came once, twice, more often
+    group: np.ndarray  # int64 (M,)
+    discounts: np.ndarray  # float64 (CLASSES,): as Chen and Goodman estimate them
 
-
-def row(phrases: Sequence[Sequence[np.ndarray]], size: int, end: int) -> Corpus:
-    """Splits of phrases in one row, and probes: for 4 contexts of the validation split all symbols that can follow."""
-    start = size
-    probes = [
-        np.append(phrase[: len(phrase) * part // 3], symbol)
-        for part, phrase in enumerate(phrases[VALIDATION][:4])
-        for symbol in range(size)
-    ]
-    closed = [[np.concatenate(([start], phrase, [end])) for phrase in split] for split in phrases]
-    closed.append([np.concatenate(([start], probe)) for probe in probes])
-    every = [phrase for split in closed for phrase in split]
-    lengths = np.array([len(phrase) for phrase in every])
-    depth = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    split = np.repeat(np.repeat(SPLITS, [len(split) for split in closed]), lengths).astype(np.int8)
-    return Corpus(np.concatenate(every).astype(np.int64), depth, split, size)
+    def where(self, mask: np.ndarray) -> "Level":
+        """The same for some of the tokens."""
+        return Level(self.count[mask], self.total[mask], self.kinds[:, mask], self.group[mask], self.discounts)
 
 
-def levels(corpus: Corpus, max_order: int) -> Iterator[tuple[Level, Level]]:
-    """For contexts of 0, 1, ... max_order - 1 tokens: what plain counts and what Kneser-Ney's counts say."""
-    trains, held_out = corpus.split == TRAIN, (corpus.split != TRAIN) & (corpus.depth > 0)
-    grams, contexts = corpus.tokens, np.zeros_like(corpus.tokens)
+def in_a_row(splits: Sequence[Sequence[np.ndarray]], size: int, end: int) -> Corpus:
+    """The phrases of train, validation and test, then the probes: a start of a phrase before each of the symbols."""
+    starts = [phrase[: len(phrase) * i // (PROBES - 1)] for i, phrase in enumerate(splits[VALIDATION][:PROBES])]
+    rows = [[np.concatenate(([size], phrase, [end])) for phrase in phrases] for phrases in splits]
+    rows.append([np.concatenate(([size], start, [symbol])) for start in starts for symbol in range(size)])
+    lengths = np.array([len(row) for phrases in rows for row in phrases])
+    ends = np.cumsum(lengths)
+    last = np.zeros(ends[-1], bool)
+    last[ends - 1] = True
+    return Corpus(
+        tokens=np.concatenate([row for phrases in rows for row in phrases]).astype(np.int64),
+        depth=np.arange(ends[-1]) - np.repeat(ends - lengths, lengths),
+        split=np.repeat(np.repeat(range(len(rows)), [len(phrases) for phrases in rows]), lengths),
+        last=last,
+        size=size,
+    )
+
+
+def count(corpus: Corpus, max_order: int) -> Iterator[tuple[Level, Level]]:
+    """For contexts of 0, 1, ... `max_order` - 1 tokens: the plain counts, and those of Kneser-Ney's lower orders."""
+    tokens, depth, train = corpus.tokens, corpus.depth, corpus.split == TRAIN
+    grams, contexts = tokens, np.zeros_like(tokens)  # ids of the n-gram that ends at a token, and of what precedes it
     for length in range(max_order):
-        longer = np.full_like(grams, -1)
-        longer_contexts = np.roll(grams, 1)  # the n-gram that ends just before is the context one token longer
-        fits = corpus.depth > length
-        keys = longer_contexts[fits] * (corpus.size + 1) + corpus.tokens[fits]
-        longer[fits] = np.unique(keys, return_inverse=True)[1]
-        inside = (corpus.depth >= max(length, 1)) & trains
+        fits, extends = depth >= max(length, 1), depth > length
+        # What precedes a token, one token longer than now, is the n-gram that ends at the token before it.
+        longer_contexts, longer = np.roll(grams, 1), np.full_like(grams, -1)
+        keys = longer_contexts[extends] * (corpus.size + 1) + tokens[extends]
+        longer[extends] = np.unique(keys, return_inverse=True)[1]
+
         number = grams.max() + 1
-        plain = np.bincount(grams[inside], minlength=number)
-        # Kneser-Ney: the different tokens to the left; nothing is left of the start, so its n-grams keep their counts.
-        _, first = np.unique(longer[fits & trains], return_index=True)
-        left = np.bincount(grams[fits & trains][first], minlength=number)
-        if length:
-            left += np.bincount(grams[inside & (corpus.depth == length)], minlength=number)
-        seen = np.unique(np.stack([grams[inside], contexts[inside]]), axis=1) if False else None
-        gram_context = np.zeros(number, np.int64)
-        gram_context[grams[inside]] = contexts[inside]
-        valid = held_out & (corpus.depth >= length)
-        at = valid[held_out]
-        yield tuple(_level(counts, gram_context, contexts.max() + 1, grams[valid], contexts[valid], at) for counts in (plain, left))
+        plain = np.bincount(grams[fits & train], minlength=number)
+        # Kneser-Ney counts the different tokens on the left. An n-gram at the start has none and keeps its plain count.
+        _, one_of_each = np.unique(longer[extends & train], return_index=True)
+        left = np.bincount(grams[extends & train][one_of_each], minlength=number)
+        left += np.bincount(grams[fits & train & ~extends], minlength=number)
+
+        context_of = np.zeros(number, np.int64)
+        context_of[grams[fits]] = contexts[fits]
+        at = corpus.held_out
+        known = fits[at]
+        ids = np.where(known, grams[at], -1), np.where(known, contexts[at], -1)
+        yield _level(plain, context_of, *ids), _level(left, context_of, *ids)
         grams, contexts = longer, longer_contexts
 
 
-def _level(counts, gram_context, contexts_number, grams, contexts, at):
-    """Level from the counts of n-grams."""
-    total = np.bincount(gram_context, counts, contexts_number)
-    occurs = np.array([(counts == n).sum() for n in range(1, CLASSES + 2)], float)
-    classes = [np.bincount(gram_context, (counts == n) if n < CLASSES else (counts >= n), contexts_number) for n in range(1, CLASSES + 1)]
-    with np.errstate(all="ignore"):
-        y = occurs[0] / (occurs[0] + 2 * occurs[1])
-        n = np.arange(1, CLASSES + 1)
-        discounts = n - (n + 1) * y * occurs[1:] / occurs[:-1]
-    discounts = np.where(np.isfinite(discounts) & (discounts > 0), np.minimum(discounts, n), n / 2)
-    def spread(values):
-        full = np.zeros(len(at))
-        full[at] = values
-        return full
-    return Level(spread(counts[grams]), spread(total[contexts]), np.stack([spread(c[contexts]) for c in classes]), discounts)
+def _level(counts: np.ndarray, context_of: np.ndarray, grams: np.ndarray, contexts: np.ndarray) -> Level:
+    """From the count and the context of each n-gram; ids of -1 have nothing."""
+
+    def at(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        return np.where(ids >= 0, values[ids], 0).astype(float)
+
+    n = np.arange(1, CLASSES + 1)
+    kinds = np.stack([at(np.bincount(context_of, np.minimum(counts, CLASSES) == i), contexts) for i in n])
+    symbols = kinds.sum(0)
+    once = kinds[0] / np.maximum(symbols, 1)
+    group = np.searchsorted(SYMBOL_EDGES, symbols) * (len(ONCE_EDGES) + 1) + np.searchsorted(ONCE_EDGES, once)
+    times = np.array([(counts == i).sum() for i in range(1, CLASSES + 2)], float)
+    estimates = n - (n + 1) * times[0] / max(times[0] + 2 * times[1], 1) * times[1:] / np.maximum(times[:-1], 1)
+    # Where hardly an n-gram is rare, as with single bytes, the estimate means nothing; it must stay from 0 to n.
+    discounts = np.where((times[:-1] > 0) & (estimates >= 0), estimates, n / 2)
+    return Level(at(counts, grams), at(np.bincount(context_of, counts), contexts), kinds, group, discounts)
 
 
-def step(level, params, below):
-    count, total, types = level.count, level.total, level.types
-    seen = total > 0
-    den = np.where(seen, total + params[3], 1.0)
-    disc = np.concatenate(([0.0], params[:3]))[np.minimum(count, 3).astype(int)]
-    m = (count - disc) / den
-    g = np.where(seen, (params[3] + params[:3] @ types) / den, 1.0)
-    return m + g * below, g, den
-
-
-def kn(chain, size):
-    p = np.full(len(chain[0].count), 1.0 / size)
-    for level in chain:
-        p = step(level, np.append(level.discounts, 0.0), p)[0]
+def witten_bell(levels: Sequence[Level], size: int) -> np.ndarray:
+    """Probabilities (M,): a context expects a new symbol as often as it saw different ones."""
+    p = np.full(len(levels[0].count), 1 / size)
+    for level in levels:
+        new = level.kinds.sum(0)
+        p = np.where(level.total > 0, (level.count + new * p) / np.maximum(level.total + new, 1), p)
     return p
 
 
-def wb(chain, size):
-    p = np.full(len(chain[0].count), 1.0 / size)
-    for l in chain:
-        t = l.types.sum(0)
-        p = np.where(l.total > 0, (l.count + t * p) / np.maximum(l.total + t, 1), p)
+def estimated(levels: Sequence[Level]) -> np.ndarray:
+    """Parameters (levels, GROUPS, CLASSES + 1): Chen and Goodman's discounts, and a concentration of 0."""
+    return np.stack([np.tile(np.append(level.discounts, 0.0), (GROUPS, 1)) for level in levels])
+
+
+def kneser_ney(levels: Sequence[Level], size: int, parameters: np.ndarray) -> np.ndarray:
+    """Probabilities (M,) with parameters as `estimated` has them."""
+    p = np.full(len(levels[0].count), 1 / size)
+    for level, values in zip(levels, parameters, strict=True):
+        kept, given, _ = _shares(level, values)
+        p = kept + given * p
     return p
 
 
-def cut(level, mask):
-    return Level(level.count[mask], level.total[mask], level.types[:, mask], level.discounts)
+def _shares(level: Level, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The probability from this level, the weight of the shorter context, and what both were divided by."""
+    seen, of_token = level.total > 0, values[level.group]
+    concentration = of_token[:, CLASSES]
+    divisor = np.where(seen, level.total + concentration, 1.0)
+    own = np.take_along_axis(of_token, _class(level)[:, None], axis=1)[:, 0]
+    taken = (of_token[:, :CLASSES].T * level.kinds).sum(0)
+    kept = np.where(level.count > 0, (level.count - own) / divisor, 0.0)
+    return kept, np.where(seen, (concentration + taken) / divisor, 1.0), divisor
 
 
-def run_params(chain, size, params):
-    p = np.full(len(chain[0].count), 1.0 / size)
-    for level, q in zip(chain, params):
-        p = step(level, q, p)[0]
-    return p
+def _class(level: Level) -> np.ndarray:
+    """Which of the discounts the token has; without a count, any."""
+    return np.clip(level.count, 1, CLASSES).astype(int) - 1
 
 
-def tune(chain, size, start=None):
-    L = len(chain)
-    x0 = np.array([np.append(l.discounts, 0.1) for l in chain]) if start is None else start
-    buckets = [[l.count == 1, l.count == 2, l.count >= 3] for l in chain]
-    def f(x):
-        x = x.reshape(L, 4)
-        p = [np.full(len(chain[0].count), 1.0 / size)]
-        gs, dens = [], []
-        for l, q in zip(chain, x):
-            out, g, den = step(l, q, p[-1])
-            p.append(out); gs.append(g); dens.append(den)
-        loss = -np.log2(p[-1]).mean()
-        a = -1 / (p[-1] * np.log(2) * len(p[-1]))
-        grad = np.zeros((L, 4))
-        for i in reversed(range(L)):
-            r = a / dens[i]
-            rp = r * p[i]
-            grad[i, :3] = chain[i].types @ rp - [r[b].sum() for b in buckets[i]]
-            grad[i, 3] = rp.sum() - (r * p[i + 1]).sum() if (chain[i].total > 0).all() else (r * (p[i] - p[i + 1])).sum()
-            a = a * gs[i]
-        return loss, grad.ravel()
-    res = minimize(f, x0.ravel(), jac=True, method="L-BFGS-B", bounds=[(1e-4, 1), (1e-4, 2), (1e-4, 3), (0, 1000)] * L, options={"maxiter": 300})
-    return res.x.reshape(L, 4)
+def tune(levels: Sequence[Level], size: int) -> np.ndarray:
+    """The parameters, as `estimated` has them, that give the tokens of `levels` the fewest bits."""
+    start = estimated(levels)
+    start[..., CLASSES] = 0.1
+
+    def bits(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        parameters = flat.reshape(start.shape)
+        shares, p = [], [np.full(len(levels[0].count), 1 / size)]
+        for level, values in zip(levels, parameters, strict=True):
+            shares.append(_shares(level, values))
+            p.append(shares[-1][0] + shares[-1][1] * p[-1])
+        slopes, back = np.zeros_like(start), -1 / p[-1] / len(p[-1])  # of the mean nats, by p of the level
+        for i in reversed(range(len(levels))):
+            level, (_, given, divisor) = levels[i], shares[i]
+            scaled = np.where(level.total > 0, back / divisor, 0.0)
+            for j in range(CLASSES):
+                own = (level.count > 0) & (_class(level) == j)
+                slopes[i, :, j] = np.bincount(level.group, scaled * (level.kinds[j] * p[i] - own), GROUPS)
+            slopes[i, :, CLASSES] = np.bincount(level.group, scaled * (p[i] - p[i + 1]), GROUPS)
+            back = back * given
+        return -np.log(p[-1]).mean(), slopes.ravel()
+
+    # No discount is 0 and no concentration below 0: each context leaves something to the next shorter one.
+    bounds = [(1e-4, float(i)) for i in range(1, CLASSES + 1)] + [(0.0, 1e3)]
+    options = {"maxiter": 150, "maxcor": 20}
+    best = minimize(bits, start.ravel(), jac=True, bounds=bounds * (start.size // len(bounds)), options=options)
+    return best.x.reshape(start.shape)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--text", default="de")
-    parser.add_argument("--units", default="bytes,unigram-512,unigram-1000,unigram-2000,bpe-512,bpe-1000,bpe-2000")
-    parser.add_argument("--order", type=int, default=10)
+def scores(corpus: Corpus, sizes: Sequence[int], max_order: int) -> dict[str, dict[int, tuple[float, float]]]:
+    """Smoothing -> order -> bits per byte of validation and test, whose texts have `sizes` bytes."""
+    split, last = corpus.split[corpus.held_out], corpus.last[corpus.held_out]
+
+    def score(p: np.ndarray) -> tuple[float, float]:
+        sums = p[(split == PROBE) & last].reshape(PROBES, corpus.size).sum(1)
+        if not np.allclose(sums, 1, rtol=0, atol=1e-6):
+            raise ArithmeticError(f"Expected probabilities that sum to 1, got sums of {sums}.")
+        validation, test = (-np.log2(p[split == k]).sum() / sizes[k] for k in (VALIDATION, TEST))
+        return validation, test
+
+    counted = list(count(corpus, max_order))
+    plain, lower = zip(*counted, strict=True)
+    found = {"Witten-Bell": {}, "Kneser-Ney": {}, "tuned Kneser-Ney": {}}
+    for order in range(1, max_order + 1):
+        levels = (*lower[: order - 1], plain[order - 1])
+        found["Witten-Bell"][order] = score(witten_bell(plain[:order], corpus.size))
+        found["Kneser-Ney"][order] = score(kneser_ney(levels, corpus.size, estimated(levels)))
+    # Tuned discounts make more of long contexts, so that shorter ones than the untuned choice need no look.
+    for order in range(min(found["Kneser-Ney"], key=found["Kneser-Ney"].get), max_order + 1):
+        levels = (*lower[: order - 1], plain[order - 1])
+        parameters = tune([level.where(split == VALIDATION) for level in levels], corpus.size)
+        found["tuned Kneser-Ney"][order] = score(kneser_ney(levels, corpus.size, parameters))
+    return found
+
+
+def in_pieces(texts: Sequence[Sequence[str]], kind: str, vocab_size: int) -> list[list[np.ndarray]]:
+    """The splits in pieces learned from the first.
+
+    Raises:
+      ValueError: the text has fewer pieces, or does not come back from them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tokenizer.model"
+        tokenizer.train(texts[TRAIN], path, vocab_size=vocab_size, kind=kind)
+        pieces = tokenizer.Tokenizer(path)
+    splits = [pieces.encode(split) for split in texts]
+    if pieces.decode(splits[TEST]) != list(texts[TEST]):
+        raise ValueError(f"The {vocab_size} {kind} pieces lose text.")
+    return splits
+
+
+def read(pair: str, text: str, data_dir: str | None) -> list[list[str]]:
+    """The texts of train, validation and test: one locale of `pair`, or both with a tab between."""
+    builder = builders.cldr_translate(pair, data_dir=data_dir)
+    builders.prepare(builder)
+    return [
+        [
+            "\t".join(example[name].decode() for name in text.split("-"))
+            for example in data.__getitems__(range(len(data)))
+        ]
+        for data in builder.as_data_source(split=list(SPLITS))
+    ]
+
+
+def main() -> None:
+    """Prints the validation figures of all models, and the choice with its test figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="cldr_translate/en-de", help="cldr_translate/<source>-<target>")
+    parser.add_argument("--text", default="de", help="<source>, <target>, or <source>-<target> for both in one text")
+    parser.add_argument("--data_dir", help="the folder of all datasets, by default that of TFDS")
+    parser.add_argument("--vocab_sizes", type=int, nargs="*", default=[512, 1000, 2000], help="of the pieces")
+    parser.add_argument("--byte_order", type=int, default=16, help="the longest n-gram of bytes; 0 for none")
+    parser.add_argument("--piece_order", type=int, default=10, help="the longest n-gram of pieces")
     flags = parser.parse_args()
-    b = builders.cldr_translate("en-de"); builders.prepare(b)
-    data = [d.__getitems__(range(len(d))) for d in b.as_data_source(split=["train", "validation", "test"])]
-    texts = [[ "\t".join(e[k].decode() for k in flags.text.split("-")) for e in d] for d in data]
-    nbytes = [sum(len(t.encode()) for t in d) for d in texts]
-    for unit in flags.units.split(","):
-        t0 = time.time()
+    pair = flags.dataset.removeprefix("cldr_translate/")
+    if flags.text not in (pair, *pair.split("-")):
+        parser.error(f"--text: expected {' or '.join((pair, *pair.split('-')))}, got {flags.text!r}")
+    texts = read(pair, flags.text, flags.data_dir)
+    sizes = [sum(len(text.encode()) for text in split) for split in texts]
+    units = [("bytes", 256)] if flags.byte_order else []
+    units += [(kind, size) for kind in ("unigram", "bpe") for size in flags.vocab_sizes]
+    print(f"Validation bits per byte of {flags.text!r} by order\n{'unit':8}{'vocab':>6}  {'smoothing':16}")
+    choices = {}
+    for unit, vocab_size in units:
         if unit == "bytes":
-            rows = [[np.frombuffer(t.encode(), np.uint8) for t in d] for d in texts]; size, end = 257, 256
+            splits = [[np.frombuffer(text.encode(), np.uint8) for text in split] for split in texts]
+            corpus, max_order = in_a_row(splits, vocab_size + 1, end=vocab_size), flags.byte_order
         else:
-            kind, v = unit.split("-")
-            with tempfile.TemporaryDirectory() as f:
-                tokenizer.train(texts[0], Path(f) / "m", vocab_size=int(v), kind=kind)
-                tok = tokenizer.Tokenizer(Path(f) / "m")
-            rows = [tok.encode(d) for d in texts]; size, end = tok.vocab_size, tokenizer.EOS
-        c = row(rows, size, end)
-        t1 = time.time()
-        lv = list(levels(c, flags.order))
-        held = (c.split != TRAIN) & (c.depth > 0)
-        s = c.split[held]
-        # probes: last only
-        nxt = np.append(c.depth[1:], 0)
-        last = (nxt == 0)[held] & (s == PROBE)
-        t2 = time.time()
-        def bpb(p, k): return -np.log2(p[s == k]).sum() / nbytes[k]
-        for order in range(1, flags.order + 1):
-            raw = [lv[i][0] for i in range(order)]
-            ad = [lv[i][1] for i in range(order - 1)] + [lv[order - 1][0]]
-            res = {"wb": wb(raw, size), "kn": kn(ad, size)}
-            for name, ch in (("tkn", ad), ("traw", raw)):
-                q = tune([cut(l, s == VALIDATION) for l in ch], size)
-                res[name] = run_params(ch, size, q)
-                if order == 6: print(name, np.round(q, 2).tolist())
-            line = " ".join(f"{n} {bpb(p, 1):.4f} (test {bpb(p, 2):.4f}, sum {[round(float(x),9) for x in p[last].reshape(4, size).sum(1)][-1]})" for n, p in res.items())
-            print(unit, order, line, flush=True)
-        print(f"   tokens {t1-t0:.1f} count {t2-t1:.1f} score {time.time()-t2:.1f}")
-main()
+            try:
+                splits = in_pieces(texts, unit, vocab_size)
+            except ValueError as error:
+                print(f"{unit:8}{vocab_size:6}  left out: {error}")
+                continue
+            corpus, max_order = in_a_row(splits, vocab_size, end=tokenizer.EOS), flags.piece_order
+        for smoothing, by_order in scores(corpus, sizes, max_order).items():
+            figures = " ".join(f"{order}:{validation:.4f}" for order, (validation, _) in by_order.items())
+            print(f"{unit:8}{vocab_size:6}  {smoothing:16}  {figures}", flush=True)
+            for order, figure in by_order.items():
+                choices[unit, f"{vocab_size}, {smoothing}, order {order}"] = figure
+    for unit in dict.fromkeys(unit for unit, _ in choices):
+        names = [name for name in choices if name[0] == unit]
+        best = min(names, key=choices.get)
+        print(f"Best of {' '.join(best)}: {choices[best][0]:.4f} on validation, {choices[best][1]:.4f} on test")
+    print(f"Choice: {' '.join(min(choices, key=choices.get))}")
+
+
+if __name__ == "__main__":
+    main()
