@@ -345,14 +345,14 @@ def check_model(model: ModelConfig) -> None:
             f"config.model.attention: {model.position!r} positions act through the product of query and key, which "
             "additive attention has not; use another model.position, or attention='dot_product'."
         )
-    if model.backend in ("blockwise", "xla", "cudnn", "flash"):  # they keep no weights to work on
-        for name in ("attention", "attention_dropout", "relative_values"):
-            value = getattr(model, name)
-            if value in ("additive", True) or (name == "attention_dropout" and value > 0):
-                raise ValueError(
-                    f"config.model.backend: {model.backend!r} cannot do model.{name} = {value}; "
-                    "use 'reference' or 'auto'."
-                )
+    on_weights = {
+        "attention = additive": model.attention == "additive",
+        f"attention_dropout = {model.attention_dropout}": model.attention_dropout > 0,
+        "relative_values = True": model.position == "relative" and model.relative_values,
+    }
+    if model.backend not in ("auto", "reference") and any(on_weights.values()):
+        what = next(name for name, wanted in on_weights.items() if wanted)
+        raise ValueError(f"config.model.backend: {model.backend!r} cannot do model.{what}; use 'reference' or 'auto'.")
 
 
 def _check_contradictions(config: Config) -> None:

@@ -39,8 +39,9 @@ def attention_maps(run: trained.Trained, text: str) -> list[plots.AttentionMap]:
     source = [*([BOS] if architecture == "encoder_classifier" else []), *ids, EOS]
     if architecture == "encoder_decoder":
         (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [ids])
-        written = [*target, EOS]
-        inputs = [source, [BOS, *target]]
+        longest = run.config.model.max_length  # where a translation may have ended without its end symbol
+        written = [*target, EOS][:longest]
+        inputs = [source, [BOS, *target][:longest]]
     else:
         written, inputs = source, [source if architecture == "encoder_classifier" else [BOS, *ids]]
     arrays = [jnp.array([row], jnp.int32) for row in inputs]
@@ -77,9 +78,10 @@ def attention(workdir: Path, text: str, output: Path) -> list[Path]:
 def position_codes(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
     """Each scheme that is a vector a position (or, for 'relative', an offset), by its name: (L, width)."""
     at_L = jnp.arange(POSITIONS)
-    ones_1L1K = jnp.ones((1, POSITIONS, 1, config.d_head or config.d_model // config.num_heads))
+    even = lambda width: width + width % 2  # noqa: E731  (for the schemes that pair dimensions)
+    ones_1L1K = jnp.ones((1, POSITIONS, 1, even(config.d_head or config.d_model // config.num_heads)))
     return {
-        "sinusoidal": schemes.sinusoidal(at_L, config.d_model),
+        "sinusoidal": schemes.sinusoidal(at_L, even(config.d_model)),
         **_tables(schemes.LearnedPositions(POSITIONS, config.d_model), "learned", "embedding", params, at_L[None]),
         "rotary (of a vector of ones)": schemes.rotary(ones_1L1K, at_L[None], base=config.rope_base)[0, :, 0],
         **_tables(schemes.RelativeVectors(config), "relative", "key", params, method="score_bias"),

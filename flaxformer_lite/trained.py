@@ -36,7 +36,8 @@ class Trained:
         Raises:
           ValueError: a text has more tokens than the model takes; it is named by its number, counted from 1.
         """
-        rows, longest = self.tokenizer.encode(texts), self.config.model.max_length - 1
+        rows, model = self.tokenizer.encode(texts), self.config.model
+        longest = model.max_length - (2 if model.architecture == "encoder_classifier" else 1)  # start and end symbols
         for number, (text, ids) in enumerate(zip(texts, rows, strict=True), start=1):
             if len(ids) > longest:
                 raise ValueError(

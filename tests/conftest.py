@@ -33,11 +33,31 @@ def repo_root() -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workdir of a small run that was never stopped; tests read it and leave it as it is."""
+    """The workdir of a small translator that was never stopped; tests read it and leave it as it is."""
     import runs
 
     workdir = tmp_path_factory.mktemp("finished") / "run"
     process = runs.run(*runs.flags(), f"--workdir={workdir}", module=None)
     assert process.returncode == 0, process.stderr
     (workdir.parent / "stderr.txt").write_text(process.stderr, encoding="utf-8")
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def finished_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of a small classifier, as `finished_run`."""
+    import runs
+
+    workdir = tmp_path_factory.mktemp("classifier") / "run"
+    assert runs.fit(workdir, runs.CLASSIFIER) == 0
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def finished_language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of a small language model, as `finished_run`."""
+    import runs
+
+    workdir = tmp_path_factory.mktemp("language_model") / "run"
+    assert runs.fit(workdir, runs.LANGUAGE_MODEL) == 0
     return workdir

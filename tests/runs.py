@@ -47,6 +47,27 @@ TINY = {
     "data.buckets": "(64,)",
     "train.decode_examples": 0,
 }
+# A run of each other shape that learns a little; the language model's texts are packed.
+CLASSIFIER = {
+    **TINY,
+    "model.architecture": "encoder_classifier",
+    "data.dataset": "cldr_language",
+    "data.train_split": "train[:2000]",
+    "data.validation_split": "validation[:100]",
+    "data.test_split": "test[:100]",
+    "data.vocab_size": 1200,  # in so few pieces that many letters are bytes
+    "optim.learning_rate": 2e-2,
+    "train.checkpoint_every": 24,
+    "train.best_metric": "accuracy",
+}
+LANGUAGE_MODEL = {
+    **TINY,
+    "model.architecture": "decoder_lm",
+    "data.packing": True,
+    "data.train_split": "train[:1000]",
+    "train.checkpoint_every": 24,
+    "decode.method": "sample",
+}
 
 
 def flags(changes: dict[str, object] | None = None) -> list[str]:

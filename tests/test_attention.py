@@ -1,15 +1,29 @@
-"""Equation 1 and many heads of it against numpy, masks, the cache, and weights on request."""
+"""Equation 1 and many heads of it against numpy, masks, shared heads, the cache, and weights on request."""
+
+import dataclasses
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.model.attention import KVCache, MultiHeadAttention, dot_product_attention
+from flaxformer_lite.config import CHOICES, ModelConfig
+from flaxformer_lite.model.attention import (
+    KVCache,
+    MultiHeadAttention,
+    additive_scores,
+    dot_product_attention,
+    dot_product_scores,
+    repeat_heads,
+)
+from flaxformer_lite.model.masks import Pattern, Places
 
 B, T, S, H, K = 2, 5, 7, 3, 11
-CONFIG = ModelConfig(d_model=13, num_heads=H, d_head=K, attention_dropout=0.0)
+CONFIG = ModelConfig(d_model=13, num_heads=H, d_head=K, backend="reference")
+SOME_PLACES = Places.of(np.array([[7, 5, 6, 4, 3, 2, 0], [7, 5, 6, 2, 0, 0, 0]]))  # of S tokens, some padding
+PATTERN = Pattern(Places.at(np.arange(T)), SOME_PLACES)
 
 
 def draw(seed, *shape):
@@ -99,12 +113,14 @@ def test_large_scores_do_not_overflow(qkv):
     np.testing.assert_allclose(weights.max(axis=-1), np.ones((B, H, T)), rtol=1e-6)
 
 
-def test_drop_changes_the_mix_and_not_the_weights_that_are_returned(qkv):
-    halve = lambda weights: weights / 2  # noqa: E731
-    mixed, weights = dot_product_attention(*qkv)
-    halved, same = dot_product_attention(*qkv, drop=halve)
-    np.testing.assert_allclose(halved, mixed / 2, rtol=1e-5)
-    np.testing.assert_array_equal(weights, same)
+@pytest.mark.parametrize("d_k", [31, 127])
+def test_scores_of_unit_vectors_keep_unit_variance_that_without_the_division_is_the_head_size(d_k):
+    query, key = draw(0, 1, 499, 1, d_k), draw(1, 1, 503, 1, d_k)
+    # The squares of scores that share a query or a key are correlated, by about 2 / d_k.
+    sigma = math.sqrt(2 / (499 * 503) + 2 / d_k * (1 / 499 + 1 / 503))
+    assert abs(np.var(dot_product_scores(query, key)) - 1) < 4 * sigma
+    undivided = query[0, :, 0] @ key[0, :, 0].T
+    assert abs(np.var(undivided) / d_k - 1) < 4 * sigma
 
 
 def test_in_bfloat16_the_softmax_is_float32_and_the_mix_is_not(qkv):
@@ -115,70 +131,154 @@ def test_in_bfloat16_the_softmax_is_float32_and_the_mix_is_not(qkv):
     np.testing.assert_allclose(weights.sum(axis=-1), np.ones((B, H, T)), rtol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def heads():
-    """A module, random parameters (biases too) and its inputs."""
-    module = MultiHeadAttention(CONFIG)
-    x, memory = draw(4, B, T, CONFIG.d_model), draw(5, B, S, CONFIG.d_model)
-    params = module.init(jax.random.key(0), x, memory)["params"]
-    leaves, tree = jax.tree.flatten(params)
-    return module, jax.tree.unflatten(tree, [draw(6 + i, *leaf.shape) / 3 for i, leaf in enumerate(leaves)]), x, memory
+def test_additive_scores_are_a_network_with_one_hidden_layer():
+    # Bahdanau 2015, appendix A.1.2: v . tanh(W s + U h), here of W s and U h.
+    query, key, vector = draw(0, B, T, H, K), draw(1, B, S, H, K), draw(2, H, K)
+    scores = np.asarray(additive_scores(query, key, vector))
+    assert scores.shape == (B, H, T, S) and scores.dtype == np.float32
+    for b, h, t, s in np.ndindex(scores.shape):
+        expected = sum(vector[h].astype(np.float64) * np.tanh(query[b, t, h].astype(np.float64) + key[b, s, h]))
+        np.testing.assert_allclose(scores[b, h, t, s], expected, atol=1e-5)
 
 
-def by_hand(params, x_TD, memory_SD):
+@functools.cache
+def drawn(config, among_itself=False):
+    """Drawn parameters (biases too), inputs, and jitted attention to x and memory: output, and the weights sown."""
+    module = MultiHeadAttention(config, among_itself=among_itself)
+    x, memory = draw(4, B, T, config.d_model), draw(5, B, S, config.d_model)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), x, memory, PATTERN)["params"]
+    leaves, tree = jax.tree.flatten(shapes)
+    params = jax.tree.unflatten(tree, [draw(6 + i, *leaf.shape) / 3 for i, leaf in enumerate(leaves)])
+
+    @functools.partial(jax.jit, static_argnames="deterministic")
+    def attend(params, x, memory, pattern, **mode):
+        output, extra = module.apply({"params": params}, x, memory, pattern, mutable=["intermediates"], **mode)
+        return output, extra["intermediates"]["attention_weights"][0]
+
+    return params, x, memory, attend
+
+
+def by_hand(params, x_TD, memory_SD, mask_S):
     """Section 3.2.2 for one row, a head at a time, heads concatenated at the end; and the weights (H, T, S)."""
     outputs, weights = [], []
-    for h in range(H):
+    for h in range(params["query"]["kernel"].shape[1]):
         query, key, value = (
-            inputs @ params[name]["kernel"][:, h] + params[name]["bias"][h]
+            inputs.astype(np.float64) @ params[name]["kernel"][:, h] + params[name]["bias"][h]
             for name, inputs in (("query", x_TD), ("key", memory_SD), ("value", memory_SD))
         )
-        mixed, weight = equation_1(query, key, value)
+        mixed, weight = equation_1(query, key, value, np.broadcast_to(mask_S, (T, S)))
+        if "score_vector" in params:
+            hidden = np.tanh(query[:, None] + key[None])
+            weight = softmax(np.where(mask_S, hidden @ params["score_vector"][h], -np.inf))
+            mixed = weight @ value
         outputs.append(mixed)
         weights.append(weight)
-    kernel = np.asarray(params["out"]["kernel"]).reshape(H * K, -1)
+    kernel = np.asarray(params["out"]["kernel"]).reshape(-1, x_TD.shape[-1])
     return np.concatenate(outputs, axis=-1) @ kernel + params["out"]["bias"], np.stack(weights)
 
 
-def test_many_heads_project_attend_apart_and_are_joined(heads):
-    module, params, x, memory = heads
-    output = module.apply({"params": params}, x, memory)
-    assert output.shape == x.shape
+@pytest.mark.parametrize("attention", CHOICES["model.attention"])
+def test_many_heads_project_attend_apart_and_are_joined_and_their_weights_come_out(attention):
+    params, x, memory, attend = drawn(dataclasses.replace(CONFIG, attention=attention))
+    output, weights = attend(params, x, memory, PATTERN)
+    assert output.shape == x.shape and weights.shape == (B, H, T, S)
+    np.testing.assert_allclose(weights.sum(axis=-1), np.ones((B, H, T)), rtol=1e-5)
     for b in range(B):
-        np.testing.assert_allclose(output[b], by_hand(params, x[b], memory[b])[0], atol=1e-4)
+        expected, expected_weights = by_hand(params, x[b], memory[b], SOME_PLACES.segment_BL[b] != 0)
+        np.testing.assert_allclose(output[b], expected, atol=1e-5)
+        np.testing.assert_allclose(weights[b], expected_weights, atol=1e-6)
 
 
-def test_weights_come_out_on_request_and_only_then(heads):
-    module, params, x, memory = heads
-    plain = module.apply({"params": params}, x, memory)
-    output, extra = module.apply({"params": params}, x, memory, mutable=["intermediates"])
+def test_weights_come_out_on_request_only():
+    params, x, memory, attend = drawn(CONFIG)
+    plain = MultiHeadAttention(CONFIG).apply({"params": params}, x, memory, PATTERN)
     assert isinstance(plain, jax.Array)
-    np.testing.assert_array_equal(output, plain)
-    (weights,) = extra["intermediates"]["attention_weights"]
-    assert weights.shape == (B, H, T, S)
-    for b in range(B):
-        np.testing.assert_allclose(weights[b], by_hand(params, x[b], memory[b])[1], atol=1e-5)
+    np.testing.assert_allclose(plain, attend(params, x, memory, PATTERN)[0], atol=1e-5)
+
+
+def test_six_heads_over_a_width_of_300_give_every_query_a_vector_of_that_width():
+    module = MultiHeadAttention(ModelConfig(d_model=300, num_heads=6))
+    x, memory = np.zeros((64, 12, 300)), np.zeros((64, 10, 300))
+    attend = functools.partial(module.init_with_output, mutable=["params", "intermediates"])
+    pattern = Pattern(Places.at(np.arange(12)), Places.at(np.arange(10)))
+    output, variables = jax.eval_shape(attend, jax.random.key(0), x, memory, pattern)
+    assert output.shape == (64, 12, 300)
+    assert variables["intermediates"]["attention_weights"][0].shape == (64, 6, 12, 10)
 
 
 def test_the_head_size_is_the_width_over_the_heads_if_none_is_given():
-    module = MultiHeadAttention(ModelConfig(d_model=15, num_heads=3))
-    x = draw(0, B, T, 15)
-    shapes = jax.eval_shape(module.init, jax.random.key(0), x, x)["params"]
+    module, x = MultiHeadAttention(ModelConfig(d_model=15, num_heads=3)), np.zeros((B, S, 15), np.float32)
+    pattern = Pattern(SOME_PLACES, SOME_PLACES)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), x, x, pattern)["params"]
     assert shapes["query"]["kernel"].shape == (15, 3, 5)
     assert shapes["out"]["kernel"].shape == (3, 5, 15)
 
 
-def test_attention_dropout_zeroes_weights_by_row_and_leaves_those_that_are_asked_for(heads):
-    _, params, x, memory = heads
-    module = MultiHeadAttention(ModelConfig(d_model=13, num_heads=H, d_head=K, attention_dropout=0.5))
-    apply = lambda **mode: module.apply(  # noqa: E731
-        {"params": params}, x, memory, rngs={"dropout": jax.random.key(1)}, mutable=["intermediates"], **mode
-    )
-    still, asked = apply(deterministic=True)
-    dropped, asked_again = apply(deterministic=False)
-    swapped, _ = apply(deterministic=False, row_B=jnp.array([1, 0]))
+def test_a_head_of_keys_serves_neighbouring_heads_of_queries():
+    key_BSGK = draw(0, B, S, 2, K)
+    repeated = repeat_heads(jnp.asarray(key_BSGK), np.zeros((B, T, 6, K)))
+    for h in range(6):
+        np.testing.assert_array_equal(repeated[:, :, h], key_BSGK[:, :, h // 3])
+
+
+@pytest.mark.parametrize("attention", CHOICES["model.attention"])
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_shared_heads_of_keys_and_values_are_many_heads_that_repeat_them(num_kv_heads, attention):
+    many = dataclasses.replace(CONFIG, num_heads=6, attention=attention)
+    shared = dataclasses.replace(many, num_kv_heads=num_kv_heads)
+    params, x, memory, attend = drawn(shared)
+    repeated = dict(params)
+    for name in ("key", "value"):
+        repeat = lambda part: np.repeat(part, 6 // num_kv_heads, axis=-2)  # noqa: E731
+        repeated[name] = jax.tree.map(repeat, params[name])  # the axis of heads is the last but one in both
+    *_, attend_many = drawn(many)
+    assert repeated["key"]["kernel"].shape == drawn(many)[0]["key"]["kernel"].shape
+    for one, other in zip(attend(params, x, memory, PATTERN), attend_many(repeated, x, memory, PATTERN), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", CHOICES["model.attention"])
+def test_attention_dropout_zeroes_weights_by_row_and_leaves_those_that_are_asked_for(attention):
+    dropping = dataclasses.replace(CONFIG, attention=attention, attention_dropout=0.5)
+    params, x, memory, attend = drawn(dropping)
+    mode = {"rngs": {"dropout": jax.random.key(1)}}
+    still, asked = attend(params, x, memory, PATTERN, deterministic=True, **mode)
+    dropped, asked_again = attend(params, x, memory, PATTERN, deterministic=False, row_B=jnp.array([0, 1]), **mode)
+    swapped, _ = attend(params, x, memory, PATTERN, deterministic=False, row_B=jnp.array([1, 0]), **mode)
     assert np.abs(still - dropped).max() > 0.01 and np.abs(swapped - dropped).max() > 0.01
-    jax.tree.map(np.testing.assert_array_equal, asked, asked_again)
+    np.testing.assert_allclose(asked, asked_again, atol=1e-6)
+    np.testing.assert_allclose(asked.sum(axis=-1), np.ones((B, H, T)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "picture"),
+    [
+        (dict(window=1), "1100000 1110000 0111000 0011100 0001110 0000110"),
+        (dict(window=2, causal=True), "1000000 1100000 1110000 0111000 0011100 0001110"),
+    ],
+)
+def test_a_gradient_reaches_the_tokens_within_the_window_and_no_other(options, picture):
+    params, *_, attend = drawn(CONFIG, among_itself=True)
+    places = Places.of(np.array([[7, 5, 6, 4, 3, 2, 0]]))
+    x_SD, mixture_D = draw(1, S, CONFIG.d_model), draw(2, CONFIG.d_model)
+
+    def outputs(x_SD):
+        return attend(params, x_SD[None], x_SD[None], Pattern(places, places, **options))[0][0, :6] @ mixture_D
+
+    reached = np.abs(jax.jacrev(outputs)(x_SD)).max(axis=-1) > 0
+    np.testing.assert_array_equal(reached, [[cell == "1" for cell in line] for line in picture.split()])
+
+
+@pytest.mark.parametrize("attention", CHOICES["model.attention"])
+def test_a_query_that_may_attend_to_nothing_is_finite_and_so_are_its_gradients(attention):
+    params, x, memory, attend = drawn(dataclasses.replace(CONFIG, attention=attention))
+    empty = Places.of(np.zeros((B, S), int))
+    pattern = Pattern(PATTERN.query, empty)
+    assert not pattern.mask().any()
+    total = lambda *inputs: sum((part**2).sum() for part in attend(*inputs, pattern))  # noqa: E731
+    value, gradients = jax.value_and_grad(total, argnums=(0, 1, 2))(params, x, memory)
+    assert np.isfinite(value)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
 @pytest.mark.parametrize("index", [0, 2, 6])
@@ -201,9 +301,11 @@ def test_an_empty_cache_is_zeros_and_keeps_its_type_when_written_to():
     assert written.key.dtype == written.value.dtype == jnp.bfloat16
 
 
-def test_attending_with_keys_and_values_from_the_cache_is_attending_to_the_memory(heads):
-    module, params, x, memory = heads
-    projected = module.apply({"params": params}, memory, method="keys_values")
-    assert projected.key.shape == projected.value.shape == (B, S, H, K)
-    attended = module.apply({"params": params}, x, projected, method="attend")
-    np.testing.assert_allclose(attended, module.apply({"params": params}, x, memory), atol=1e-6)
+def test_attending_with_keys_and_values_from_the_cache_is_attending_to_the_memory():
+    config = dataclasses.replace(CONFIG, num_heads=6, num_kv_heads=2)
+    params, x, memory, attend = drawn(config)
+    module = MultiHeadAttention(config)
+    projected = module.apply({"params": params}, memory, PATTERN.key, method="keys_values")
+    assert projected.key.shape == projected.value.shape == (B, S, 2, K)
+    attended = module.apply({"params": params}, x, projected, PATTERN, method="attend")
+    np.testing.assert_allclose(attended, attend(params, x, memory, PATTERN)[0], atol=1e-5)

@@ -61,6 +61,18 @@ def refused(tmp_path, monkeypatch, capfd):
         ("--no_such_flag=1", "no_such_flag"),
         ("--config=no_such_config", "--config=no_such_config: no such file and no shipped config"),
         ("surplus", "'surplus': expected only flags"),
+        ("--config.data.packing=True", "config.data.packing: only texts for model.architecture='decoder_lm'"),
+        ("--config.data.dataset=cldr_language", "config.data.dataset: expected a translation dataset, two texts an"),
+        (
+            "--config.model.architecture=encoder_classifier",
+            "needs a dataset with one ClassLabel, such as cldr_language",
+        ),
+        ("--config.model.architecture=encoder", "config.model.architecture: 'encoder' is not a choice; did you mean"),
+        ("--config.model.num_kv_heads=3", "config.model.num_kv_heads: 3 does not divide num_heads = 8"),
+        (
+            "--config.model.num_classes=7",
+            "config.model.num_classes: expected None, what the dataset has, or unset; got",
+        ),
     ],
 )
 def test_a_wrong_flag_of_train_is_refused_by_name(refused, flag, words):
@@ -173,27 +185,118 @@ def test_a_tokenizer_that_is_none_is_refused_by_its_path(refused, finished_run, 
         assert "run/tokenizer.model: expected a SentencePiece model" in refused(*arguments, "--workdir=run")
 
 
-def test_input_that_is_not_utf8_is_named_by_file_and_line(refused, finished_run, tmp_path):
+READING = [("translate", "finished_run", 127), ("classify", "finished_classifier", 126)]  # and what a text may have
+
+
+@pytest.mark.parametrize(("command", "run"), [row[:2] for row in READING])
+def test_input_that_is_not_utf8_is_named_by_file_and_line(refused, request, tmp_path, command, run):
+    workdir = request.getfixturevalue(run)
     (tmp_path / "latin1.txt").write_bytes("one\nzwei\nk\xe4se\n".encode("latin-1"))
-    message = refused("translate", f"--workdir={finished_run}", "--input=latin1.txt", "--output=out.txt")
+    message = refused(command, f"--workdir={workdir}", "--input=latin1.txt", "--output=out.txt")
     assert "latin1.txt, line 3: expected UTF-8, got byte 0xe4 at column 2" in message
 
 
-def test_a_sentence_that_the_model_cannot_take_is_refused_by_its_line(refused, finished_run, tmp_path):
+@pytest.mark.parametrize(("command", "run", "longest"), READING)
+def test_a_sentence_that_the_model_cannot_take_is_refused_by_its_line(
+    refused, request, tmp_path, command, run, longest
+):
+    workdir = request.getfixturevalue(run)
     (tmp_path / "in.txt").write_text("one\n" + "1 " * 200 + "\n")
-    message = refused("translate", f"--workdir={finished_run}", "--input=in.txt", "--output=out.txt")
+    message = refused(command, f"--workdir={workdir}", "--input=in.txt", "--output=out.txt")
     assert "line 2: " in message
-    assert "the model takes at most 127" in message
+    assert f"the model takes at most {longest}" in message
 
 
-def test_an_input_or_output_that_cannot_be_opened_is_named(refused, finished_run, tmp_path):
+def test_a_prompt_that_the_model_cannot_take_is_refused(refused, finished_language_model):
+    message = refused("generate", f"--workdir={finished_language_model}", f"--prompt={'1 ' * 200}", "--output=out.txt")
+    assert "the model takes at most 127; split it" in message
+
+
+@pytest.mark.parametrize(("command", "run"), [row[:2] for row in READING])
+def test_an_input_or_output_that_cannot_be_opened_is_named(refused, request, tmp_path, command, run):
+    workdir = request.getfixturevalue(run)
     (tmp_path / "in.txt").write_text("one\n")
-    assert "--input=none.txt" in refused("translate", f"--workdir={finished_run}", "--input=none.txt")
-    message = refused("translate", f"--workdir={finished_run}", "--input=in.txt", "--output=no/such/folder/out.txt")
+    assert "--input=none.txt" in refused(command, f"--workdir={workdir}", "--input=none.txt")
+    message = refused(command, f"--workdir={workdir}", "--input=in.txt", "--output=no/such/folder/out.txt")
     assert "--output=no/such/folder/out.txt" in message
 
 
-@pytest.mark.parametrize("command", ["translate", "evaluate"])
+SUITABLE = {
+    "translate": ("finished_run", "encoder_decoder"),
+    "classify": ("finished_classifier", "encoder_classifier"),
+    "generate": ("finished_language_model", "decoder_lm"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "run"),
+    [(command, run) for command in SUITABLE for run, _ in SUITABLE.values() if run != SUITABLE[command][0]],
+)
+def test_a_command_on_a_run_of_another_shape_is_refused_with_both_shapes(refused, request, command, run):
+    workdir = request.getfixturevalue(run)
+    (shape,) = [shape for other, shape in SUITABLE.values() if other == run]
+    message = refused(command, f"--workdir={workdir}", "--output=out.txt")
+    assert f"{command} needs a run with model.architecture={SUITABLE[command][1]!r}, this one is {shape!r}" in message
+
+
+def test_the_workdir_of_another_shape_is_refused_with_both_shapes(refused, finished_language_model, tmp_path):
+    shutil.copytree(finished_language_model, tmp_path / "run")
+    message = refused("train", *runs.flags(), "--workdir=run")
+    assert "config.model.architecture: the run in run has 'decoder_lm', and this start asks for 'encoder_de" in message
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--method=sampel", "config.decode.method: 'sampel' is not a choice; did you mean 'sample'"),
+        ("--temperature=0", "config.decode.temperature: expected a positive finite number, got 0.0"),
+        ("--temperature=inf", "config.decode.temperature: expected a positive finite number, got inf"),
+        ("--top_k=0", "config.decode.top_k: expected 1 or more, got 0"),
+        ("--top_p=1.5", "config.decode.top_p: expected a share of at most 1, got 1.5"),
+        ("--seed=-1", "config.decode.seed: expected 0 or more, got -1"),
+        ("--max_extra_length=-1", "config.decode.max_extra_length: expected 0 or more, got -1"),
+        ("--count=0", "count"),
+        ("--config.decode.seed=1", "config.decode.seed"),
+        ("--output=no/such/folder/out.txt", "--output=no/such/folder/out.txt: cannot be written"),
+    ],
+)
+def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_model, flag, words):
+    assert words in refused("generate", f"--workdir={finished_language_model}", flag)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "plot: expected one of attention, positions, schedule, metrics"),
+        ("atention --workdir={run}", "plot: expected one of attention, positions, schedule, metrics, got 'atention'"),
+        ("attention --workdir={run}", "--text: expected the text to read"),
+        ("schedule --workdir={run} --text=3", "--text: goes with plot attention"),
+        ("attention --workdir=none --text=3", "none: expected the workdir of a run, but it has no config.json"),
+        ("positions --workdir=none", "none: expected the workdir of a run, but it has no config.json"),
+        ("schedule --workdir=none", "none: expected the workdir of a run, but it has no config.json"),
+        ("metrics {run} none", "none: expected the workdir of a run, but it has no config.json"),
+        ("metrics {run} --workdir={run}", "plot metrics: name the folders one after another, or one by --workdir"),
+        ("schedule {run}", "expected only flags"),
+        ("schedule --workdir={run} --output=taken", "--output=taken: cannot be written to: "),
+        ("metrics {run} --output=taken/below", "--output=taken/below: cannot be written to: "),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused_and_nothing_is_written(
+    refused, finished_classifier, tmp_path, arguments, words
+):
+    (tmp_path / "taken").write_text("mine")
+    before = runs.files_below(finished_classifier)
+    assert words in refused("plot", *arguments.format(run=finished_classifier).split())
+    assert runs.files_below(finished_classifier) == before
+
+
+@pytest.mark.parametrize("text", ["", "1 " * 200])
+def test_a_text_that_has_no_token_or_too_many_is_not_drawn(refused, finished_classifier, text):
+    arguments = [f"--workdir={finished_classifier}", f"--text={text}", "--output=out"]
+    assert ("line 1: " if text else "--text: ") in refused("plot", "attention", *arguments)
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate", "classify", "generate"])
 def test_a_workdir_without_a_run_is_refused(refused, command, tmp_path):
     assert "--workdir: expected the folder of a run" in refused(command)
     (tmp_path / "empty").mkdir()
@@ -204,7 +307,8 @@ def test_a_run_without_a_checkpoint_yet_is_refused(refused, finished_run, tmp_pa
     (tmp_path / "run").mkdir()
     for name in ("config.json", "tokenizer.model"):
         shutil.copy(finished_run / name, tmp_path / "run" / name)
-    assert "there is no checkpoint yet" in refused("translate", "--workdir=run")
+    for arguments in (["translate"], ["evaluate"], ["plot", "attention", "--text=3"], ["plot", "positions"]):
+        assert "there is no checkpoint yet" in refused(*arguments, "--workdir=run")
 
 
 def test_an_unknown_split_of_evaluate_is_refused(refused, finished_run):

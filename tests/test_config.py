@@ -4,9 +4,11 @@ import ast
 import dataclasses
 import io
 import json
+import re
 import tokenize
 import typing
 
+import jax
 import pytest
 from ml_collections import config_dict
 
@@ -21,6 +23,7 @@ from flaxformer_lite.config import (
     resolve,
     to_config_dict,
     to_dict,
+    with_classes,
     with_vocabulary,
 )
 from flaxformer_lite.model.transformer import build_model
@@ -30,10 +33,16 @@ SECTIONS = typing.get_type_hints(Config)
 FIELDS = [(section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)]
 OPTIONAL = {
     "model.vocab_size": 37000,
+    "model.num_kv_heads": 2,
     "model.d_head": 67,
+    "model.attention_window": 11,
+    "model.num_classes": 5,
     "data.source_language": "de",
+    "data.text_features": "premise,hypothesis",
     "optim.clip_norm": 0.5,
     "train.patience": 3,
+    "decode.top_k": 7,
+    "decode.top_p": 0.9,
 }
 
 
@@ -52,6 +61,8 @@ def nested(**fields):
     [
         ("model", dict(d_model=512, num_heads=8, d_ff=2048, num_encoder_layers=6, num_decoder_layers=6)),
         ("model", dict(position="sinusoidal", norm_placement="post", tie_embeddings=True, dropout=0.1)),
+        ("model", dict(architecture="encoder_decoder", attention="dot_product", norm="layer_norm", activation="relu")),
+        ("model", dict(use_bias=True, output_bias=False, num_kv_heads=None, attention_window=None)),
         ("data", dict(vocab_size=37000, tokens_per_batch=25000)),
         ("optim", dict(schedule="paper", learning_rate=1.0, warmup_steps=4000, b1=0.9, b2=0.98, eps=1e-9)),
         ("train", dict(num_steps=100_000, label_smoothing=0.1)),
@@ -183,6 +194,10 @@ def test_every_field_with_a_rule_exists(names):
     [
         (dict(model__num_heads=7), "model.num_heads", "7 heads do not divide d_model = 512"),
         (dict(model__d_model=511, model__d_head=64), "model.d_model", "need an even width, got 511"),
+        (dict(model__position="rotary", model__d_head=67), "model.d_head", "heads of an even size, got 67"),
+        (dict(model__position="rotary", model__d_model=40), "model.d_head", "heads of an even size, got 5"),
+        (dict(model__num_kv_heads=3), "model.num_kv_heads", "3 does not divide num_heads = 8"),
+        (dict(model__num_kv_heads=16), "model.num_kv_heads", "16 does not divide num_heads = 8"),
         (dict(data__buckets=()), "data.buckets", "increasing positive lengths"),
         (dict(data__buckets=(64, 32)), "data.buckets", "increasing positive lengths"),
         (dict(data__buckets=(32, 32)), "data.buckets", "increasing positive lengths"),
@@ -194,6 +209,9 @@ def test_every_field_with_a_rule_exists(names):
         (dict(parallel__data=0), "parallel.data", "expected -1 (all devices) or at least 1, got 0"),
         (dict(parallel__data=-2), "parallel.data", "expected -1 (all devices) or at least 1, got -2"),
         (dict(train__best_metric="bleu", train__decode_examples=0), "train.best_metric", "needs translations"),
+        (dict(model__architecture="encoder_decoder", data__packing=True), "data.packing", "'decoder_lm'"),
+        (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "'decoder_lm'"),
+        (dict(decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields, name, says):
@@ -213,6 +231,12 @@ def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields
         dict(model__vocab_size=37000),
         dict(parallel__data=-1),
         dict(train__best_metric="accuracy", train__decode_examples=0),
+        dict(model__position="rotary", model__d_head=66),
+        dict(model__num_kv_heads=2),
+        dict(model__num_kv_heads=8),
+        dict(model__attention="additive", model__position="t5_bias"),
+        dict(model__architecture="decoder_lm", data__packing=True),
+        dict(decode__top_p=1.0),
     ],
 )
 def test_the_other_side_of_each_contradiction_is_accepted(fields):
@@ -220,6 +244,43 @@ def test_the_other_side_of_each_contradiction_is_accepted(fields):
     for name, value in fields.items():
         section, field = name.split("__")
         assert config[section][field] == value
+
+
+@pytest.mark.parametrize("position", ["rotary", "relative"])
+def test_additive_attention_is_refused_with_positions_that_act_through_a_product(position):
+    assert resolve(nested(model__position=position)).model.attention == "dot_product"
+    with pytest.raises(ValueError, match=rf"^config\.model\.attention: '{position}' positions act through the product"):
+        resolve(nested(model__attention="additive", model__position=position))
+
+
+@pytest.mark.parametrize("backend", config_lib.CHOICES["model.backend"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("attention", "additive"), ("attention_dropout", 0.1), ("relative_values", True)]
+)
+def test_a_kernel_that_keeps_no_weights_is_refused_with_what_acts_on_them(name, value, backend):
+    fields = nested(model__backend=backend, model__position="relative", **{f"model__{name}": value})
+    if name == "attention":
+        fields = nested(model__backend=backend, model__attention=value)
+    if backend in ("auto", "reference"):
+        assert resolve(fields).model.backend == backend
+    else:
+        with pytest.raises(
+            ValueError, match=rf"^config\.model\.backend: '{backend}' cannot do model\.{name} = {value}"
+        ):
+            resolve(fields)
+
+
+@pytest.mark.parametrize("architecture", config_lib.CHOICES["model.architecture"])
+@pytest.mark.parametrize("metric", config_lib.CHOICES["train.best_metric"])
+def test_a_metric_of_translations_is_refused_where_the_model_makes_none(metric, architecture):
+    fields = nested(model__architecture=architecture, train__best_metric=metric)
+    if architecture == "encoder_decoder" or metric in ("loss", "accuracy"):
+        assert resolve(fields).train.best_metric == metric
+    else:
+        with pytest.raises(
+            ValueError, match=rf"^config\.train\.best_metric: '{metric}' needs translations, and .*{architecture}"
+        ):
+            resolve(fields)
 
 
 def test_a_config_survives_the_way_through_a_configdict_and_through_json():
@@ -267,7 +328,7 @@ def test_on_resume_only_these_fields_may_differ():
     free = {f"{s}.{f}" for s, f in FIELDS if f"{s}.{f}".startswith(MAY_DIFFER_ON_RESUME)}
     train = "num_steps log_every eval_every checkpoint_every keep_newest keep_best patience decode_examples".split()
     expected = {f"train.{name}" for name in train} | {f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")}
-    assert free == expected
+    assert free == expected | {"model.backend"}  # which computes the same
 
 
 def test_the_vocabulary_of_the_model_is_that_of_the_tokenizer():
@@ -276,6 +337,16 @@ def test_the_vocabulary_of_the_model_is_that_of_the_tokenizer():
     assert with_vocabulary(config, 1009) == config
     with pytest.raises(ValueError, match=r"^config\.model\.vocab_size: expected 1013, .* got 1009\.$"):
         with_vocabulary(config, 1013)
+
+
+def test_the_classes_of_the_model_are_those_of_the_dataset():
+    labels = ["negative", "neutral", "positive"]
+    config = with_classes(Config(), labels)
+    assert config.model == dataclasses.replace(ModelConfig(), num_classes=3)
+    assert with_classes(config, labels) == config
+    assert with_classes(Config(), None) == Config()  # a dataset without labels
+    with pytest.raises(ValueError, match=r"^config\.model\.num_classes: expected 2, what the dataset has, .* got 3\.$"):
+        with_classes(config, labels[:2])
 
 
 def fields_read(source):
@@ -306,23 +377,38 @@ def test_a_field_that_nothing_reads_is_found_out():
     assert ("train", "patience") not in found and ("train", "seed") not in found
 
 
-def lines_without_comment(source):
-    """Numbers of the lines of annotated class fields that have no comment."""
-    commented = {
-        token.start[0]
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
+def comments(source):
+    """The comment on the lines of each annotated class field: {(class, field): text}, '' where there is none."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    of_line = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+    return {
+        (cls.name, node.target.id): "".join(of_line.get(n, "") for n in range(node.lineno, node.end_lineno + 1))
+        for cls in ast.parse(source).body
+        if isinstance(cls, ast.ClassDef)
+        for node in cls.body
+        if isinstance(node, ast.AnnAssign)
     }
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name != "Config"]
-    fields = [node for cls in classes for node in cls.body if isinstance(node, ast.AnnAssign)]
-    return {f"{node.target.id}, line {node.lineno}" for node in fields if node.lineno not in commented}, len(fields)
 
 
-def test_every_field_has_a_comment_on_its_line(repo_root):
-    missing, fields = lines_without_comment((repo_root / "flaxformer_lite" / "config.py").read_text(encoding="utf-8"))
-    assert fields == len(FIELDS)
-    assert not missing
-    assert lines_without_comment("class A:\n    b: int = 2\n    c: int = 3  # why\n") == ({"b, line 2"}, 2)
+def names_a_source(comment):
+    """A section, appendix, table or equation of the paper, or an author with a year."""
+    return bool(re.search(r"\b(section \d|Table \d|appendix [A-Z]|equation \d|[A-Z][a-z]+ (19|20)\d\d\b)", comment))
+
+
+def test_every_field_has_a_comment_and_every_field_of_the_model_a_source(repo_root):
+    found = comments((repo_root / "flaxformer_lite" / "config.py").read_text(encoding="utf-8"))
+    assert found.keys() == {(SECTIONS[s].__name__, f) for s, f in FIELDS} | {("Config", s) for s in SECTIONS}
+    assert not [name for name, comment in found.items() if not comment and name[0] != "Config"]
+    assert not [name for name, comment in found.items() if name[0] == "ModelConfig" and not names_a_source(comment)]
+
+
+def test_a_field_without_a_comment_or_a_source_is_found_out():
+    source = (
+        "class A:\n    b: int = 2\n    c: int = 3  # why (Ba 2016)\n    d: str = (\n        'x'  # section 3\n    )\n"
+    )
+    assert comments(source) == {("A", "b"): "", ("A", "c"): "# why (Ba 2016)", ("A", "d"): "# section 3"}
+    assert all(map(names_a_source, ("# so many (Ba 2016)", "# section 3.1", "# Table 3, row (E)")))
+    assert not any(map(names_a_source, ("# of 2016", "# the section of it", "# a table")))
 
 
 def test_sections_and_fields_cannot_be_changed_in_place():
@@ -356,8 +442,10 @@ def test_a_shipped_config_resolves_and_its_model_can_be_built(name, file):
     user_config = command_line.load_config(file)
     assert isinstance(user_config, config_dict.ConfigDict)
     config = resolve(user_config)
-    model = build_model(with_vocabulary(config, config.data.vocab_size).model)
-    assert param_shapes(model)["target_embedding"]["embedding"].shape == (config.data.vocab_size, config.model.d_model)
+    if config.model.architecture == "encoder_classifier":
+        config = with_classes(config, ["no", "yes"])
+    params = param_shapes(build_model(with_vocabulary(config, config.data.vocab_size).model))
+    assert (config.data.vocab_size, config.model.d_model) in {leaf.shape for leaf in jax.tree.leaves(params)}
 
 
 @pytest.mark.parametrize(("name", "file"), shipped())

@@ -1,17 +1,29 @@
-"""One small training by the real command, and all that a user does with its folder afterwards."""
+"""A small training of each shape, and all that a user does with its folder afterwards."""
 
+import functools
 import json
 import math
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import jax
+import numpy as np
+import optax
 import pytest
 import runs
 
+from flaxformer_lite import __main__, classify, generate, runtime, trained, translate
 from flaxformer_lite import evaluate as evaluate_module
-from flaxformer_lite import translate
+from flaxformer_lite.command_line import PLOTS
+from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
 from flaxformer_lite.data.datasets import Dataset
-from flaxformer_lite.training import report
+from flaxformer_lite.data.loader import fill_rows
+from flaxformer_lite.decoding.generate import Decoder
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import metrics, report
+from flaxformer_lite.training import step as step_lib
 
 STEPS = runs.SMALL["train.num_steps"]
 
@@ -30,6 +42,22 @@ def half_finished_run(finished_run: Path, tmp_path_factory: pytest.TempPathFacto
     kept = [line for line in (workdir / "metrics.jsonl").read_text().splitlines() if '"test"' not in line]
     (workdir / "metrics.jsonl").write_text("\n".join(kept) + '\n{"step": 48, "spl')
     return workdir
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Callable[..., str]:
+    """Runs a command in this process and returns what it prints."""
+    monkeypatch.setattr(runtime, "start", lambda: None)  # a process of its own would; here it would change the tests'
+    monkeypatch.setattr(__main__, "exit_now", sys.exit)  # the real one ends the process without a word to Python
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            __main__.main(list(arguments))
+        out, err = capfd.readouterr()
+        assert ended.value.code == 0, err
+        return out
+
+    return run
 
 
 def test_every_logged_step_has_one_train_line_with_the_names_that_stay(records):
@@ -110,7 +138,7 @@ def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(f
     for name in ("loss", "perplexity", "accuracy", "exact_match", "bleu", "chrf", "exact_match/money"):
         assert any(line.split()[0] == name for line in process.stdout.splitlines()), name
     assert "sacreBLEU signature nrefs:1|case:mixed" in process.stdout
-    values, _ = evaluate_module.evaluate(finished_run, "test")
+    values = evaluate_module.evaluate(finished_run, "test").values
     assert values.keys() == records[-1].keys() - {"step", "split"}
     for name, value in values.items():
         assert value == pytest.approx(records[-1][name], rel=1e-5), name
@@ -134,17 +162,226 @@ def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished
     assert translate.load(finished_run)(lines) == translated
 
 
-def test_the_three_lines_of_python_run_as_they_stand(finished_run, capsys):
-    code = translate.__doc__.split("\n\n")[1].strip()
+@pytest.mark.parametrize(
+    ("module", "run"),
+    [(translate, "finished_run"), (classify, "finished_classifier"), (generate, "finished_language_model")],
+)
+def test_the_three_lines_of_python_run_as_they_stand(module, run, request, capsys):
+    code = module.__doc__.split("\n\n")[1].strip()
     assert len(code.splitlines()) == 3
-    exec(code.replace("runs/mine", str(finished_run)))
+    exec(code.replace("runs/mine", str(request.getfixturevalue(run))))
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_both_commands_work_on_a_half_finished_workdir(half_finished_run, finished_run):
     before = runs.files_below(half_finished_run)
     assert translate.load(half_finished_run)(["3 days"]) == translate.load(finished_run)(["3 days"])
-    values, _ = evaluate_module.evaluate(half_finished_run, "validation")
+    values = evaluate_module.evaluate(half_finished_run, "validation").values
     best = min(runs.lines_of(finished_run, "validation"), key=lambda record: record["loss"])
     assert values["loss"] == pytest.approx(best["loss"], rel=1e-5)
     assert runs.files_below(half_finished_run) == before
+
+
+# A classifier.
+
+PHRASES = ["3 Tage", "", "5 kilomètres", "2 hours and 3 minutes", "", "月曜日", "3 Tage", "воскресенье"]
+
+
+def test_a_classifier_learns_and_its_log_ends_with_the_test_line_at_its_best_step(finished_classifier):
+    classes = len(Dataset("cldr_language", architecture="encoder_classifier").label_names)
+    assert json.loads((finished_classifier / "config.json").read_text())["model"]["num_classes"] == classes
+    validation = {record["step"]: record for record in runs.lines_of(finished_classifier, "validation")}
+    assert list(validation) == [24, STEPS]
+    assert abs(runs.losses(finished_classifier)[1] - math.log(classes)) < 1
+    assert validation[STEPS]["loss"] < 0.95 * math.log(classes) and validation[STEPS]["accuracy"] > 2 / classes
+    (test,) = runs.lines_of(finished_classifier, "test")
+    assert test["step"] == max(validation, key=lambda step: validation[step]["accuracy"])
+    assert test.keys() == {"step", "split", "loss", "accuracy"}
+    assert {path.name for path in (finished_classifier / "samples").iterdir()} == {"test.txt"}
+
+
+def test_evaluating_a_classifier_prints_its_test_line_and_its_mistakes(finished_classifier, command):
+    printed = command("evaluate", f"--workdir={finished_classifier}")
+    measured = evaluate_module.evaluate(finished_classifier, "test")
+    assert printed == f"{finished_classifier}, test split\n{report.table(measured.values)}\n{measured.note}\n"
+    (logged,) = runs.lines_of(finished_classifier, "test")
+    assert measured.values == pytest.approx({name: logged[name] for name in ("loss", "accuracy")}, rel=1e-5)
+    assert (finished_classifier / "samples" / "test.txt").read_text(encoding="utf-8") == measured.note
+    names, *rows = [line.split() for line in measured.note.splitlines()]
+    names = names[-1 - len(rows) : -1]  # before the share, after what the table says of its sides
+    assert names == [row[0] for row in rows] == trained.load(finished_classifier).label_names
+    counts = np.array([[0 if cell == "." else int(cell) for cell in row[1 : 1 + len(rows)]] for row in rows])
+    label = Dataset("cldr_language", architecture="encoder_classifier").read(runs.CLASSIFIER["data.test_split"]).label
+    assert np.trace(counts) == round(measured.values["accuracy"] * counts.sum())
+    too_long = len(label) - counts.sum()
+    assert 0 <= too_long < 3 and np.abs(counts.sum(axis=1) - np.bincount(label, minlength=len(rows))).sum() == too_long
+
+
+def test_classify_keeps_order_and_line_count_and_says_the_same_each_time(finished_classifier, command, tmp_path):
+    process = runs.run(
+        "classify", f"--workdir={finished_classifier}", input="".join(f"{x}\n" for x in PHRASES).encode()
+    )
+    assert process.returncode == 0, process.stderr
+    answers = process.stdout.removesuffix("\n").split("\n")
+    assert len(answers) == len(PHRASES) and [i for i, answer in enumerate(answers) if not answer] == [1, 4]
+    assert answers[0] == answers[6] and len(set(answers)) > 2
+    assert set(answers) - {""} <= set(trained.load(finished_classifier).label_names)
+    assert classify.load(finished_classifier)(PHRASES) == answers
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("\n".join(PHRASES), encoding="utf-8")
+    assert command("classify", f"--workdir={finished_classifier}", f"--input={source}", f"--output={target}") == ""
+    assert target.read_text(encoding="utf-8").removesuffix("\n").split("\n") == answers
+
+
+# A language model.
+
+
+def test_a_language_model_learns_and_its_bits_are_those_of_its_loss(finished_language_model):
+    train, (test,) = runs.losses(finished_language_model), runs.lines_of(finished_language_model, "test")
+    assert abs(train[1] - math.log(runs.SMALL["data.vocab_size"])) < 1.5
+    assert test["loss"] < 0.8 * math.log(runs.SMALL["data.vocab_size"])
+    assert test.keys() == {"step", "split", "loss", "accuracy", "perplexity", "bits_per_byte"}
+    run, dataset = trained.load(finished_language_model), Dataset("cldr_translate/en-de", architecture="decoder_lm")
+    texts = dataset.read(runs.TINY["data.test_split"]).target
+    tokens = sum(len(ids) + 1 for ids in run.encode(texts))
+    bits = test["loss"] * tokens / math.log(2)
+    assert test["bits_per_byte"] == pytest.approx(bits / sum(len(text.encode()) for text in texts), rel=1e-4)
+
+
+def test_evaluating_a_language_model_prints_its_test_line(finished_language_model, command):
+    printed = command("evaluate", f"--workdir={finished_language_model}")
+    values = evaluate_module.evaluate(finished_language_model, "test").values
+    assert printed == f"{finished_language_model}, test split\n{report.table(values)}\n"
+    (logged,) = runs.lines_of(finished_language_model, "test")
+    assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5)
+
+
+def test_what_a_language_model_wrote_while_it_was_trained_is_kept(finished_language_model):
+    samples = (finished_language_model / "samples" / "test.txt").read_text(encoding="utf-8")
+    assert samples.split("\n") == generate.load(finished_language_model)([""] * evaluate_module.SAMPLES)
+
+
+def test_generate_writes_the_same_texts_for_a_seed_and_others_for_another(finished_language_model, command, tmp_path):
+    words = ["generate", f"--workdir={finished_language_model}", "--prompt=3 days", "--count=5", "--top_k=31"]
+    process = runs.run(*words, "--seed=7")
+    assert process.returncode == 0, process.stderr
+    assert command(*words, "--seed=7") == process.stdout != command(*words, "--seed=8")
+    texts = process.stdout.removesuffix("\n").split("\n")
+    assert len(texts) == 5 and len(set(texts)) > 1 and all(text.startswith("3 days") for text in texts)
+    writer = generate.load(finished_language_model, seed=7, top_k=31)
+    assert [text.replace("\n", " ") for text in writer(["3 days"] * 5)] == texts
+    assert command(*words, "--seed=7", f"--output={tmp_path / 'out.txt'}") == ""
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == process.stdout
+
+
+def test_generate_follows_the_run_and_then_the_flags(finished_language_model, command):
+    words = ["generate", f"--workdir={finished_language_model}", "--count=3"]
+    assert json.loads((finished_language_model / "config.json").read_text())["decode"]["method"] == "sample"
+    assert len(set(command(*words).splitlines())) == 3
+    greedy = command(*words, "--method=greedy").splitlines()
+    assert len(greedy) == 3 and len(set(greedy)) == 1
+    assert command(*words, "--prompt=3 days", "--max_extra_length=0") == "3 days\n" * 3
+
+
+# Pictures.
+
+RUNS = ["finished_run", "finished_classifier", "finished_language_model"]
+MAPS = {
+    "finished_run": ["encoder_self-attention", "decoder_self-attention", "cross-attention"],
+    "finished_classifier": ["encoder_self-attention"],
+    "finished_language_model": ["decoder_self-attention"],
+}
+
+
+def draw(command: Callable[..., str], output: Path, *arguments: str) -> dict[str, bytes]:
+    """Runs `plot` and returns the files that it says it wrote, which are all it wrote."""
+    printed = command("plot", *arguments, f"--output={output}")
+    assert sorted(printed.splitlines()) == sorted(str(path) for path in output.iterdir())
+    files = {path.name: path.read_bytes() for path in output.iterdir()}
+    for name, data in files.items():
+        assert data.startswith(
+            {"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype html>"}[name.rpartition(".")[2]]
+        )
+    return files
+
+
+def both(*names: str) -> set[str]:
+    return {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_attention_is_drawn_as_pictures_and_as_one_page(request, command, tmp_path, run):
+    workdir = request.getfixturevalue(run)
+    files = draw(command, tmp_path / "out", "attention", f"--workdir={workdir}", "--text=3 days")
+    assert files.keys() == both(*MAPS[run]) | {"attention.html"}
+
+
+def test_another_process_draws_the_same_bytes_into_the_workdir(finished_classifier, command, tmp_path):
+    workdir = shutil.copytree(finished_classifier, tmp_path / "run")
+    words = ["attention", f"--workdir={workdir}", "--text=3 Tage"]
+    process = runs.run("plot", *words)
+    assert process.returncode == 0, process.stderr
+    files = draw(command, tmp_path / "out", *words)
+    assert files == {path.name: path.read_bytes() for path in (workdir / "plots").iterdir()}
+    assert process.stdout.splitlines() == [
+        str(workdir / "plots" / name) for name in [*sorted(files)[1:], "attention.html"]
+    ]
+
+
+def test_positions_the_schedule_and_metrics_are_drawn_and_the_same_each_time(
+    finished_language_model, finished_classifier, command, tmp_path
+):
+    workdir = f"--workdir={finished_language_model}"
+    pictures = {
+        ("positions", workdir): both("positions", "position_scores", "positions_that_fail"),
+        ("schedule", workdir): both("schedule"),
+        ("metrics", workdir): both("metrics"),
+        ("metrics", str(finished_language_model), str(finished_classifier)): both("metrics"),
+    }
+    assert {words[0] for words in pictures} | {"attention"} == set(PLOTS)
+    drawn = []
+    for number, (words, names) in enumerate(pictures.items()):
+        files = draw(command, tmp_path / f"{number}", *words)
+        assert files.keys() == names
+        assert words[0] == "positions" or draw(command, tmp_path / f"{number} again", *words) == files
+        drawn.append(files)
+    assert drawn[2] != drawn[3]
+
+
+# Every position scheme in every shape.
+
+V, LENGTH, CLASSES = 19, 11, 3
+TEXTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [5, 9], [14, 6], [7, 7, 7], [12], [15, 16, 5, 8]]
+
+
+def batch_for(architecture: str) -> dict[str, np.ndarray]:
+    ids_BL, segment_BL = fill_rows([[np.array(text, np.int32)] for text in TEXTS], LENGTH)
+    packed_BL, segment_BL = fill_rows([[np.array(text, np.int32) for text in TEXTS[i::4]] for i in range(4)], LENGTH)
+    row_B = np.arange(8, dtype=np.int32)
+    return {
+        "encoder_decoder": {"source": ids_BL, "target": ids_BL[::-1], "row": row_B},
+        "encoder_classifier": {"source": ids_BL, "label": row_B % CLASSES, "row": row_B},
+        "decoder_lm": {"target": packed_BL, "segment": segment_BL, "row": row_B[:4]},
+    }[architecture]
+
+
+@pytest.mark.parametrize("position", CHOICES["model.position"])
+@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+def test_every_position_scheme_learns_in_every_shape_and_what_it_has_learned_can_be_used(architecture, position):
+    config = ModelConfig(
+        architecture=architecture, position=position, vocab_size=V, num_classes=CLASSES, d_model=14, num_heads=3,
+        d_head=4, d_ff=13, num_encoder_layers=1, num_decoder_layers=1, max_length=LENGTH, dropout=0.0,
+    )  # fmt: skip
+    model, batch = transformer.build_model(config), batch_for(architecture)
+    optimizer = optax.adam(0.02)
+    state = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=0))()
+    update = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, label_smoothing=0.0)
+    run_step, losses = jax.jit(update), []
+    for _ in range(4):
+        state, sums = run_step(state, batch)
+        losses.append(metrics.divide(sums)["loss"])
+    assert losses[-1] < losses[0]
+    if architecture != "encoder_classifier":
+        inputs = [np.array(text, np.int32) for text in TEXTS]
+        written = Decoder(model, DecodeConfig(max_extra_length=3), rows=len(inputs))(state.params, inputs)
+        assert all(len(ids) <= LENGTH and set(ids.tolist()) <= set(range(V)) for ids in written)

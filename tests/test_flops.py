@@ -13,13 +13,35 @@ from flaxformer_lite.training import flops
 from flaxformer_lite.training.step import param_shapes
 
 CONFIG = ModelConfig(
-    vocab_size=23, d_model=14, num_heads=3, d_head=5, d_ff=11, num_encoder_layers=2, num_decoder_layers=1, max_length=19
+    vocab_size=23, d_model=14, num_heads=6, d_head=5, d_ff=11, num_encoder_layers=2, num_decoder_layers=1, max_length=19
 )
-CONFIGS = {
-    "tied": CONFIG,
-    "untied": dataclasses.replace(CONFIG, tie_embeddings=False),
-    "derived head size": dataclasses.replace(CONFIG, d_model=6, d_head=None),
-    "more decoder layers": dataclasses.replace(CONFIG, num_decoder_layers=3, norm_placement="pre"),
+CHANGES = {
+    "tied": {},
+    "untied": {"tie_embeddings": False},
+    "derived head size": {"d_model": 6, "d_head": None},
+    "more decoder layers": {"num_decoder_layers": 3, "norm_placement": "pre"},
+    "grouped heads": {"num_kv_heads": 2},
+    "one head of keys": {"num_kv_heads": 1},
+    "gated": {"activation": "swiglu"},
+    "other activation": {"activation": "gelu", "norm": "rms_norm", "use_bias": False, "output_bias": True},
+    "classifier": {"architecture": "encoder_classifier", "num_classes": 13},
+    "classifier by its first token": {"architecture": "encoder_classifier", "num_classes": 3, "pooling": "first"},
+    "language model": {"architecture": "decoder_lm"},
+    "gated language model with grouped heads": {
+        "architecture": "decoder_lm",
+        "activation": "geglu",
+        "num_kv_heads": 3,
+        "num_decoder_layers": 2,
+    },
+}
+CONFIGS = {name: dataclasses.replace(CONFIG, **changes) for name, changes in CHANGES.items()}
+# These save no matrix product, and add none.
+FREE = {
+    "additive attention": {"attention": "additive"},  # a product with a vector in place of one with a query
+    "a window": {"attention_window": 3},
+    "rotary positions": {"position": "rotary", "d_head": 8},
+    "distances as a bias": {"position": "alibi"},
+    "learned positions": {"position": "learned"},
 }
 
 
@@ -41,7 +63,42 @@ def forward(config, rows, source_length, target_length):
     """A function of the parameters, and their shapes."""
     model = build_model(config)
     source, target = jnp.ones((rows, source_length), int), jnp.ones((rows, target_length), int)
-    return lambda params: model.apply({"params": params}, source, target).sum(), param_shapes(model)
+    inputs = {"encoder_decoder": (source, target), "encoder_classifier": (source,), "decoder_lm": (target,)}
+    arrays = inputs[config.architecture]
+    return lambda params: model.apply({"params": params}, *arrays).sum(), param_shapes(model)
+
+
+def by_hand(c, source_length, target_length):
+    """Matrix by matrix, as rows x columns x what is summed over, times two."""
+    d_head = c.d_head or c.d_model // c.num_heads
+    groups = c.num_kv_heads or c.num_heads
+    matrices = {"swiglu": 3, "geglu": 3}.get(c.activation, 2)
+
+    def attention(queries, keys):
+        own = queries * (c.d_model * c.num_heads * d_head)  # queries; and as much again for the output
+        shared = keys * (c.d_model * groups * d_head)  # keys; and as much again for the values
+        scores = c.num_heads * queries * keys * d_head  # and as much again for the values mixed
+        return 2 * own + 2 * shared + 2 * scores
+
+    def feed_forward(length):
+        return matrices * length * c.d_model * c.d_ff
+
+    encoder = c.num_encoder_layers * (attention(source_length, source_length) + feed_forward(source_length))
+    decoder = c.num_decoder_layers * (attention(target_length, target_length) + feed_forward(target_length))
+    cross = c.num_decoder_layers * attention(target_length, source_length)
+    logits = target_length * c.d_model * c.vocab_size
+    total = {
+        "encoder_decoder": encoder + decoder + cross + logits,
+        "encoder_classifier": encoder + c.d_model * (c.num_classes or 0),
+        "decoder_lm": decoder + logits,
+    }
+    return 2 * total[c.architecture]
+
+
+def pooling(config, source_length):
+    """A mean over tokens is a product with their weights, which is not counted: as little as a norm."""
+    mean = config.architecture == "encoder_classifier" and config.pooling == "mean"
+    return 2 * source_length * config.d_model if mean else 0
 
 
 def test_matrix_products_are_counted_in_what_is_called_too():
@@ -50,18 +107,36 @@ def test_matrix_products_are_counted_in_what_is_called_too():
     assert matmul_flops(jaxpr.jaxpr) == 2 * (2 * 3 * 5 * 7)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(("source_length", "target_length"), [(7, 13), (17, 5), (1, 1)])
-def test_the_forward_pass_has_the_matrix_products_of_the_closed_form(config, source_length, target_length):
+def test_the_forward_pass_has_the_matrix_products_of_the_closed_form(name, source_length, target_length):
+    config = CONFIGS[name]
     function, params = forward(config, 1, source_length, target_length)
     traced = matmul_flops(jax.make_jaxpr(function)(params).jaxpr)
-    assert flops.forward(config, source_length, target_length) == traced > 0
+    counted = flops.forward(config, source_length, target_length)
+    assert counted == by_hand(config, source_length, target_length) == traced - pooling(config, source_length) > 0
 
 
-def test_a_step_forward_and_backward_has_three_times_the_matrix_products_for_every_row():
-    function, params = forward(CONFIG, 3, 7, 7)
+def test_models_that_differ_in_their_products_cost_different_amounts():
+    costs = {name: flops.forward(config, 7, 13) for name, config in CONFIGS.items() if name != "untied"}
+    assert costs.pop("other activation") == costs["tied"] == flops.forward(CONFIGS["untied"], 7, 13)
+    assert len(set(costs.values())) == len(costs)
+    assert costs["one head of keys"] < costs["grouped heads"] < costs["tied"] < costs["gated"]
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_turns_adds_or_masks_costs_no_matrix_product(name):
+    config = dataclasses.replace(CONFIG, **FREE[name])
+    function, params = forward(config, 1, 7, 13)
+    assert flops.forward(config, 7, 13) == matmul_flops(jax.make_jaxpr(function)(params).jaxpr)
+
+
+@pytest.mark.parametrize("name", ["tied", "classifier by its first token", "language model"])
+def test_a_step_forward_and_backward_has_three_times_the_matrix_products_for_every_row(name):
+    config = CONFIGS[name]
+    function, params = forward(config, 3, 7, 7)
     traced = matmul_flops(jax.make_jaxpr(jax.value_and_grad(function))(params).jaxpr)
-    assert flops.train_step(CONFIG, 3, 7) == 3 * 3 * flops.forward(CONFIG, 7, 7) == traced
+    assert flops.train_step(config, 3, 7) == 3 * 3 * flops.forward(config, 7, 7) == traced
 
 
 def test_the_base_model_costs_about_two_flops_a_parameter_and_token():

@@ -1,5 +1,6 @@
-"""Greedy decoding: the same tokens as running the full forward again for each of them, and where rows end."""
+"""Decoding with a cache: the tokens of running the full forward again for each of them, and where rows end."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD
-from flaxformer_lite.decoding.generate import Decoder, greedy
+from flaxformer_lite.decoding.generate import Decoder, continue_text, padded_length, translate
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 
@@ -23,6 +24,22 @@ RNG = np.random.default_rng(7)
 SOURCES = [RNG.integers(4, V, size=length).astype(np.int32) for length in (5, 1, 17, 0, 3, 2, 11, 7, 0, 4, 13)]
 
 
+GREEDY = DecodeConfig(max_extra_length=EXTRA)
+
+
+def drawn(model):
+    """Parameters drawn so that outputs vary: large embeddings, small sublayers."""
+    rng = np.random.default_rng(3)
+
+    def draw(path, leaf):
+        name, noise = jax.tree_util.keystr(path), rng.normal(size=leaf.shape)
+        if "scale" in name or "['bias']" in name:
+            return jnp.float32(0.1 * noise + ("scale" in name))
+        return jnp.float32(noise if "embedding" in name or "output" in name else 0.6 * noise)
+
+    return jax.tree_util.tree_map_with_path(draw, param_shapes(model))
+
+
 @pytest.fixture(scope="module")
 def model():
     return build_model(CONFIG)
@@ -30,16 +47,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def params(model):
-    """Drawn so that outputs vary: large embeddings, small sublayers."""
-    rng = np.random.default_rng(4)
-
-    def draw(path, leaf):
-        name, noise = jax.tree_util.keystr(path), rng.normal(size=leaf.shape)
-        if "scale" in name or "bias" in name:
-            return jnp.float32(0.1 * noise + ("scale" in name))
-        return jnp.float32(noise if "embedding" in name or "output" in name else 0.3 * noise)
-
-    return jax.tree_util.tree_map_with_path(draw, param_shapes(model))
+    return drawn(model)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +82,7 @@ def test_some_sources_end_by_themselves_and_some_at_their_limit(expected):
 
 @pytest.mark.parametrize("rows", [2, 3, len(SOURCES) + 2])
 def test_decoding_with_a_cache_gives_the_tokens_of_the_full_forward_in_any_batches(model, params, expected, rows):
-    decoder = Decoder(model, max_extra_length=EXTRA, rows=rows)
+    decoder = Decoder(model, GREEDY, rows=rows)
     decoded = decoder(params, SOURCES)
     assert [ids.tolist() for ids in decoded] == expected
     assert all(ids.dtype == np.int32 for ids in decoded)
@@ -84,7 +92,7 @@ def test_rows_over_devices_give_the_same_tokens(model, params, expected):
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     shardings = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
     params = jax.device_put(params, shardings[1])
-    decoder = Decoder(model, max_extra_length=EXTRA, rows=14, sharding=shardings)
+    decoder = Decoder(model, GREEDY, rows=14, sharding=shardings)
     assert [ids.tolist() for ids in decoder(params, SOURCES)] == expected
 
 
@@ -95,7 +103,7 @@ def test_a_batch_compiles_once_for_its_padded_length_and_the_caller_may_breathe_
         compiled.append(1)
         return compile()
 
-    decoder = Decoder(model, max_extra_length=EXTRA, rows=2, compile_with=compile_with)
+    decoder = Decoder(model, GREEDY, rows=2, compile_with=compile_with)
     sources = [SOURCES[0], SOURCES[1], SOURCES[3], SOURCES[4]]  # three that are not empty: two batches of length 16
     first = decoder(params, sources, between_batches=lambda: breaths.append(1))
     again = decoder(params, sources)
@@ -104,21 +112,20 @@ def test_a_batch_compiles_once_for_its_padded_length_and_the_caller_may_breathe_
 
 
 @pytest.mark.parametrize(("length", "padded"), [(2, 16), (16, 16), (17, 32), (32, 32), (33, 64), (65, 97)])
-def test_sources_are_padded_to_a_power_of_two_or_the_longest_the_model_takes(length, padded):
-    decoder = Decoder(build_model(ModelConfig(vocab_size=V, max_length=97)), max_extra_length=EXTRA)
-    assert decoder._padded_length(length) == padded
+def test_inputs_are_padded_to_a_power_of_two_or_the_longest_the_model_takes(length, padded):
+    assert padded_length(length, 97) == padded
 
 
 def test_no_source_gives_no_output_and_empty_sources_give_empty_outputs_without_a_model(model):
-    decoder = Decoder(model, max_extra_length=EXTRA)
+    decoder = Decoder(model, GREEDY)
     assert decoder(None, []) == []
     assert [ids.tolist() for ids in decoder(None, [np.empty(0, np.int32)] * 2)] == [[], []]
 
 
 def test_a_source_that_is_too_long_for_the_model_is_refused_by_its_number(model):
     fits, does_not = (np.full(length, 5, np.int32) for length in (MAX_LENGTH - 1, MAX_LENGTH))
-    with pytest.raises(ValueError, match=r"^source 1: 19 tokens, the model takes at most 18; split it"):
-        Decoder(model, max_extra_length=EXTRA)(None, [fits, does_not])
+    with pytest.raises(ValueError, match=r"^input 1: 19 tokens, the model takes at most 18; split it"):
+        Decoder(model, GREEDY)(None, [fits, does_not])
 
 
 class Scripted:
@@ -128,17 +135,16 @@ class Scripted:
         self._script_BT = jnp.asarray(script)
 
     def apply(self, variables, *arguments, method):
-        if method == "encode":
-            return jnp.zeros(())
         if method == "start_cache":
             return jnp.zeros(self._script_BT.shape, jnp.int32)  # remembers the tokens that were fed back
-        token_B, cache, index, _ = arguments
+        token_B, cache, index, *_ = arguments
         cache = cache.at[:, index].set(token_B)
         return jax.nn.one_hot(self._script_BT[:, index], V), cache
 
 
 def scripted(script, sources, *, extra, max_length):
-    return greedy(Scripted(script), {}, jnp.asarray(sources), max_extra_length=extra, max_length=max_length).tolist()
+    config, row_B = DecodeConfig(max_extra_length=extra), jnp.arange(len(sources))
+    return translate(Scripted(script), config, {}, jnp.asarray(sources), row_B, max_length=max_length).tolist()
 
 
 def test_a_row_stops_at_its_end_symbol_and_is_padding_from_there_on():
@@ -162,3 +168,130 @@ def test_an_empty_source_gives_an_empty_row_and_all_empty_ones_end_at_once():
 
 def test_no_row_is_longer_than_the_longest_output():
     assert scripted([[4, 5, 6, 7]], [[9, EOS]], extra=50, max_length=3) == [[4, 5, 6]]
+
+
+# A language model: it goes on from a prompt.
+
+PROMPTS = [RNG.integers(4, V, size=length).astype(np.int32) for length in (3, 0, 14, 1, 5, 0, 7, 12, 2, 11, 4)]
+LM = dataclasses.replace(CONFIG, architecture="decoder_lm", position="learned")
+SAMPLED = DecodeConfig(method="sample", temperature=1.5, seed=3, max_extra_length=EXTRA)
+
+
+@functools.cache
+def language_model(config=LM):
+    model = build_model(config)
+    return model, drawn(model)
+
+
+def full_forward_of(model, params, prompts, extra):
+    """Greedy ids of each prompt by the full forward alone, the prompt included."""
+    apply = jax.jit(functools.partial(model.apply, {"params": params}))
+
+    def go_on(prompt):
+        tokens = [BOS, *prompt.tolist()]
+        while len(tokens) - 1 < min(len(prompt) + extra, MAX_LENGTH):
+            target_1T = jnp.asarray(np.pad(tokens, (0, MAX_LENGTH - len(tokens)))[None])
+            tokens.append(int(jnp.argmax(apply(target_1T)[0, len(tokens) - 1])))
+            if tokens[-1] in (EOS, PAD):
+                return tokens[1:-1]
+        return tokens[1:]
+
+    return [go_on(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("position", CHOICES["model.position"])
+def test_with_every_position_scheme_the_cache_gives_the_tokens_of_the_full_forward(position):
+    model, params = language_model(dataclasses.replace(LM, position=position, d_head=6))
+    expected = full_forward_of(model, params, PROMPTS, extra=11)
+    lengths = [len(ids) - len(prompt) for ids, prompt in zip(expected, PROMPTS, strict=True)]
+    assert len(set(lengths)) > 2
+    decoder = Decoder(model, DecodeConfig(max_extra_length=11), rows=len(PROMPTS))
+    assert [ids.tolist() for ids in decoder(params, PROMPTS)] == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_heads": 1, "position": "rotary", "d_head": 6, "norm": "rms_norm", "activation": "swiglu"},
+        {"attention": "additive", "position": "alibi"},
+        {"attention_window": 2, "position": "t5_bias"},
+        {"position": "relative", "relative_values": True, "relative_clip": 3, "norm_placement": "post"},
+    ],
+    ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),
+)
+def test_the_cache_gives_the_tokens_of_the_full_forward_whatever_attention_is_made_of(changes):
+    model, params = language_model(dataclasses.replace(LM, **changes))
+    expected = full_forward_of(model, params, PROMPTS, extra=11)
+    decoder = Decoder(model, DecodeConfig(max_extra_length=11), rows=len(PROMPTS))
+    assert [ids.tolist() for ids in decoder(params, PROMPTS)] == expected
+
+
+def continued(script, prompts, *, extra, max_length, rows=None):
+    row_B = jnp.arange(len(prompts)) if rows is None else jnp.asarray(rows)
+    config, prompt_BP = DecodeConfig(max_extra_length=extra), jnp.asarray(prompts)
+    return continue_text(Scripted(script), config, {}, prompt_BP, row_B, max_length=max_length).tolist()
+
+
+def test_a_prompt_is_kept_whatever_the_model_would_have_written():
+    script = [[9, 9, 9, 5, EOS, 6], [EOS, EOS, 7, 8, EOS, 6], [4, 5, EOS, 6, 7, 8]]
+    prompts = [[7, 8, 6], [4, 10, PAD], [PAD, PAD, PAD]]
+    expected = [[7, 8, 6, 5, EOS, PAD], [4, 10, 7, 8, EOS, PAD], [4, 5, EOS, PAD, PAD, PAD]]
+    assert continued(script, prompts, extra=6, max_length=6) == expected
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2, 4])
+def test_a_text_that_does_not_end_stops_so_many_tokens_after_its_prompt_or_where_the_model_ends(extra):
+    rows = continued([[4, 5, 6, 7, 8, 9, 10]] * 3, [[9, PAD, PAD], [9, 9, 9], [PAD] * 3], extra=extra, max_length=6)
+    assert [sum(token != PAD for token in row) for row in rows] == [1 + extra, min(3 + extra, 6), extra]
+
+
+def test_unused_rows_stay_empty_and_alone_end_at_once():
+    script, prompts = [[4, 5, 6]] * 3, [[9, PAD], [PAD, PAD], [9, PAD]]
+    expected = [[9, 5, 6], [4, 5, 6], [PAD] * 3]
+    assert continued(script, prompts, extra=3, max_length=3, rows=[0, 1, -1]) == expected
+    assert continued(script, prompts, extra=3, max_length=3, rows=[-1] * 3) == [[PAD] * 3] * 3
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_by_its_number():
+    model, _ = language_model()
+    with pytest.raises(ValueError, match=r"^input 1: 19 tokens, the model takes at most 18; split it"):
+        Decoder(model, GREEDY)(None, [np.full(length, 5, np.int32) for length in (MAX_LENGTH - 1, MAX_LENGTH)])
+
+
+@functools.cache
+def sampled(rows=13, **changes):
+    """Decodes prompts with draws at random, `rows` at once."""
+    model, params = language_model()
+    decoder = Decoder(model, dataclasses.replace(SAMPLED, **changes), rows=rows)
+    return lambda prompts: [ids.tolist() for ids in decoder(params, prompts)]
+
+
+def test_a_seed_gives_the_same_texts_each_time_and_another_seed_gives_others():
+    texts, again = sampled()(PROMPTS), sampled.__wrapped__()(PROMPTS)
+    assert texts == again
+    assert texts != sampled(seed=4)(PROMPTS) and texts != sampled(method="greedy")(PROMPTS)
+    for prompt, ids in zip(PROMPTS, texts, strict=True):
+        assert ids[: len(prompt)] == prompt.tolist() and len(ids) <= len(prompt) + EXTRA
+
+
+def test_what_is_drawn_for_a_text_does_not_depend_on_its_batch():
+    assert sampled(rows=2)(PROMPTS) == sampled()(PROMPTS)
+    assert sampled()(PROMPTS[:5]) == sampled()(PROMPTS)[:5]
+
+
+def test_what_is_drawn_for_a_text_depends_on_its_number():
+    texts = sampled()([np.array([5, 6, 7], np.int32)] * 7)
+    assert len({tuple(ids) for ids in texts}) > 1
+    assert sampled()(PROMPTS[::-1])[::-1] != sampled()(PROMPTS)
+
+
+def test_drawing_from_the_likeliest_token_alone_is_greedy_decoding():
+    assert sampled(top_k=1)(PROMPTS) == sampled(method="greedy")(PROMPTS)
+
+
+def test_a_translation_may_be_drawn_too_and_does_not_depend_on_what_else_is_translated(model, params, expected):
+    sources, decoder = SOURCES[3:], Decoder(model, SAMPLED, rows=5)  # those of one padded length: three batches or one
+    texts = [ids.tolist() for ids in decoder(params, sources)]
+    assert [ids.tolist() for ids in decoder(params, sources[:5])] == texts[:5]
+    assert texts != expected[3:]
+    assert [text for text, source in zip(texts, sources, strict=True) if not len(source)] == [[], []]

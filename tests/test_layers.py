@@ -1,18 +1,30 @@
-"""LayerNorm, feed-forward and residuals against their formulas, and layers against their sublayers in order."""
+"""Norms, feed-forward and residuals against their formulas, and layers against their sublayers in order."""
 
 import dataclasses
+import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.config import CHOICES, ModelConfig
+from flaxformer_lite.model import layers, positions
 from flaxformer_lite.model.attention import MultiHeadAttention
-from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual, layer_norm
+from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual, make_norm
+from flaxformer_lite.model.masks import Pattern, Places
 
 B, T, S, D = 2, 5, 7, 13
-CONFIG = ModelConfig(d_model=D, num_heads=3, d_head=11, d_ff=17, norm_epsilon=0.01, dropout=0.5)
+CONFIG = ModelConfig(d_model=D, num_heads=3, d_head=11, d_ff=17, norm_epsilon=0.01, dropout=0.5, backend="reference")
+SOURCE, TARGET = Places.of(np.array([[7, 5, 6, 4, 2, 0, 0], [7, 5, 6, 4, 3, 8, 2]])), Places.at(np.arange(T))
+ACTIVATIONS = {
+    "relu": lambda x: max(0.0, x),
+    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,  # Hendrycks 2016, section 2, and its approximation
+    "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "silu": lambda x: x / (1 + math.exp(-x)),
+}
+GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}  # Shazeer 2020, equation 5
 
 
 def draw(seed, *shape):
@@ -25,21 +37,25 @@ def randomised(params, seed=0):
     return jax.tree.unflatten(tree, [draw(100 * seed + i, *leaf.shape) / 3 for i, leaf in enumerate(leaves)])
 
 
-def placed(placement):
-    return dataclasses.replace(CONFIG, norm_placement=placement)
+def choosing(**fields):
+    return dataclasses.replace(CONFIG, **fields)
 
 
-def normed(params, x):
-    """LayerNorm over the last axis, in float64."""
+def normed(params, x, norm="layer_norm"):
+    """The norm over the last axis, in float64: Ba 2016, equations 3 and 4, or Zhang 2019, equation 4."""
     x = np.asarray(x, np.float64)
-    centred = x - x.mean(axis=-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 0.01) * params["scale"] + params["bias"]
+    centred = x if norm == "rms_norm" else x - x.mean(axis=-1, keepdims=True)
+    normal = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + CONFIG.norm_epsilon)
+    return normal * params["scale"] + params.get("bias", 0)
 
 
-def fed_forward(params, x):
-    """Equation 2 of section 3.3."""
-    hidden = np.maximum(0, x @ params["inner"]["kernel"] + params["inner"]["bias"])
-    return hidden @ params["outer"]["kernel"] + params["outer"]["bias"]
+def fed_forward(params, x, activation="relu"):
+    """Equation 2 of section 3.3, or Shazeer 2020, equation 5, with biases."""
+    x = np.asarray(x, np.float64)
+    dense = lambda name, x: x @ params[name]["kernel"] + params[name].get("bias", 0)  # noqa: E731
+    act = np.vectorize(ACTIVATIONS[GATED.get(activation, activation)])
+    hidden = act(dense("gate", x)) * dense("inner", x) if activation in GATED else act(dense("inner", x))
+    return dense("outer", hidden)
 
 
 def in_place(placement, norm, x, sublayer):
@@ -47,84 +63,131 @@ def in_place(placement, norm, x, sublayer):
     return x + sublayer(normed(norm, x)) if placement == "pre" else normed(norm, x + sublayer(x))
 
 
-def test_layer_norm_is_the_formula_with_the_epsilon_of_the_config():
-    module, x = layer_norm(CONFIG), 5 + 0.3 * draw(0, B, T, D)
-    params = randomised(module.init(jax.random.key(0), x)["params"])
-    np.testing.assert_allclose(module.apply({"params": params}, x), normed(params, x), atol=1e-4)
+def drawn(module, *inputs, **bound):
+    """Drawn parameters of a module, and its jitted forward with some arguments bound."""
+    init = functools.partial(module.init, **bound)
+    params = randomised(jax.eval_shape(init, jax.random.key(0), *inputs)["params"])
+    return params, jax.jit(functools.partial(module.apply, {"params": params}, **bound))
 
 
-def test_layer_norm_takes_its_statistics_in_float32_when_activations_are_bfloat16():
-    module = layer_norm(dataclasses.replace(CONFIG, dtype="bfloat16"))
+@pytest.mark.parametrize(
+    ("norm", "use_bias", "names"),
+    [
+        ("layer_norm", True, {"scale", "bias"}),
+        ("layer_norm", False, {"scale"}),
+        ("rms_norm", True, {"scale"}),
+        ("rms_norm", False, {"scale"}),
+    ],
+)
+def test_a_norm_is_its_formula_with_the_epsilon_of_the_config(norm, use_bias, names):
+    x = 5 + 0.3 * draw(0, B, T, D)
+    params, apply = drawn(make_norm(choosing(norm=norm, use_bias=use_bias)), x)
+    assert params.keys() == names
+    other = "layer_norm" if norm == "rms_norm" else "rms_norm"
+    assert np.abs(normed(params, x, norm) - normed(params, x, other)).max() > 0.1
+    np.testing.assert_allclose(apply(x), normed(params, x, norm), atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", CHOICES["model.norm"])
+def test_a_norm_takes_its_statistics_in_float32_when_activations_are_bfloat16(norm):
+    module = make_norm(choosing(norm=norm, dtype="bfloat16"))
     x = jnp.asarray(draw(0, B, T, 257), jnp.bfloat16)
     variables = module.init(jax.random.key(0), x)
     normal = module.apply(variables, x)
     assert normal.dtype == jnp.bfloat16 and variables["params"]["scale"].dtype == jnp.float32
-    exact = normed({"scale": 1, "bias": 0}, x.astype(jnp.float32))
+    exact = normed({"scale": 1}, x.astype(jnp.float32), norm)
     np.testing.assert_array_less(np.abs(np.asarray(normal, np.float64) - exact), 2**-8 * np.abs(exact) + 1e-5)
 
 
-def test_feed_forward_is_equation_2_at_every_position():
-    module, x = FeedForward(CONFIG), draw(0, B, T, D)
-    params = randomised(module.init(jax.random.key(0), x)["params"])
+@pytest.mark.parametrize("norm", CHOICES["model.norm"])
+def test_a_norm_gives_a_text_the_same_whatever_shares_its_batch_and_its_padding(norm):
+    alone, others = draw(0, 1, T, D), 3 + 2 * draw(1, 3, S, D)
+    shared = np.concatenate([others, np.pad(alone, ((0, 0), (0, S - T), (0, 0)))])
+
+    def over_the_batch(x_BLD):
+        """What statistics over rows and positions would give (Ioffe 2015)."""
+        return (x_BLD - x_BLD.mean(axis=(0, 1))) / x_BLD.std(axis=(0, 1))
+
+    assert np.abs(over_the_batch(shared)[3:, :T] - over_the_batch(alone)).max() > 0.1
+    params, apply = drawn(make_norm(choosing(norm=norm)), alone)
+    np.testing.assert_allclose(apply(shared)[3:, :T], apply(alone), atol=1e-6)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("activation", CHOICES["model.activation"])
+def test_feed_forward_is_its_formula_at_every_position(activation, use_bias):
+    x = draw(0, B, T, D)
+    params, apply = drawn(FeedForward(choosing(activation=activation, use_bias=use_bias)), x)
     assert params["inner"]["kernel"].shape == (D, 17) and params["outer"]["kernel"].shape == (17, D)
-    np.testing.assert_allclose(module.apply({"params": params}, x), fed_forward(params, x), atol=1e-5)
+    assert {"bias" in part for part in params.values()} == {use_bias}
+    np.testing.assert_allclose(apply(x), fed_forward(params, x, activation), atol=2e-5)
 
 
-@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_is_its_formula_and_no_two_are_alike(activation):
+    x = np.linspace(-5, 5, 101, dtype=np.float32)
+    expected = {name: np.vectorize(formula)(x.astype(np.float64)) for name, formula in ACTIVATIONS.items()}
+    np.testing.assert_allclose(layers.ACTIVATIONS[activation](x), expected[activation], atol=2e-6)
+    assert all(np.abs(expected[activation] - expected[name]).max() > 1e-4 for name in expected.keys() - {activation})
+
+
+@pytest.mark.parametrize("placement", CHOICES["model.norm_placement"])
 def test_the_norm_stands_where_the_config_places_it(placement):
-    module, x = Residual(placed(placement)), draw(0, B, T, D)
-    params = randomised(module.init(jax.random.key(0), x, jnp.sin)["params"])
+    x = draw(0, B, T, D)
+    params, apply = drawn(Residual(choosing(norm_placement=placement)), x, sublayer=jnp.sin)
     other = "pre" if placement == "post" else "post"
     expected = in_place(placement, params["norm"], x, np.sin)
     assert np.abs(expected - in_place(other, params["norm"], x, np.sin)).max() > 0.1
-    np.testing.assert_allclose(module.apply({"params": params}, x, jnp.sin), expected, atol=1e-4)
+    np.testing.assert_allclose(apply(x), expected, atol=1e-4)
 
 
 def test_dropout_falls_on_the_output_of_the_sublayer_and_not_on_the_residual():
-    module, x = Residual(placed("pre")), draw(0, B, 101, D)
+    module, x = Residual(choosing(norm_placement="pre")), draw(0, B, 101, D)
     variables = module.init(jax.random.key(0), x, jnp.ones_like)
     rngs = {"dropout": jax.random.key(1)}
     added = module.apply(variables, x, jnp.ones_like, deterministic=False, rngs=rngs) - x
     np.testing.assert_allclose(np.unique(np.round(added, 5)), [0, 2])
-    post = Residual(placed("post")).apply(variables, x, jnp.ones_like, deterministic=False, rngs=rngs)
-    np.testing.assert_allclose(post, normed({"scale": 1, "bias": 0}, x + added), atol=1e-4)
+    post = Residual(CONFIG).apply(variables, x, jnp.ones_like, deterministic=False, rngs=rngs)
+    np.testing.assert_allclose(post, normed({"scale": 1}, x + added), atol=1e-4)
 
 
-def attended(params, x, memory, mask):
-    return MultiHeadAttention(CONFIG).apply({"params": params}, jnp.asarray(x, jnp.float32), memory, mask)
+def bias_by_distance(query_BTHK, query_position_BT, key_position_BS):
+    """A bias for the layers to pass on to self-attention."""
+    return positions.alibi(query_position_BT, key_position_BS, num_heads=3)
 
 
-@pytest.mark.parametrize("placement", ["post", "pre"])
+def attended(params, x, memory, pattern, bias=None):
+    attend = jax.jit(lambda x, memory: MultiHeadAttention(CONFIG).apply({"params": params}, x, memory, pattern, bias))
+    return attend(jnp.asarray(x, jnp.float32), jnp.asarray(memory, jnp.float32))
+
+
+@pytest.mark.parametrize("placement", CHOICES["model.norm_placement"])
 def test_an_encoder_layer_attends_to_itself_and_then_feeds_forward(placement):
-    module, x = EncoderLayer(placed(placement)), draw(0, B, S, D)
-    mask = np.array([[1, 1, 1, 1, 1, 0, 0], [1] * 7], bool)[:, None, None]
-    params = randomised(module.init(jax.random.key(0), x, mask)["params"])
-
-    def attend(x):
-        x = jnp.asarray(x, jnp.float32)
-        return attended(params["self_attention"], x, x, mask)
-
+    x, pattern = draw(0, B, S, D), Pattern(SOURCE, SOURCE)
+    module = EncoderLayer(choosing(norm_placement=placement))
+    params, apply = drawn(module, x, pattern, bias=bias_by_distance)
+    attend = lambda x: attended(params["self_attention"], x, x, pattern, bias_by_distance)  # noqa: E731
     y = in_place(placement, params["self_attention_residual"]["norm"], x, attend)
     feed = lambda y: fed_forward(params["feed_forward"], y)  # noqa: E731
     expected = in_place(placement, params["feed_forward_residual"]["norm"], y, feed)
-    np.testing.assert_allclose(module.apply({"params": params}, x, mask), expected, atol=1e-4)
+    np.testing.assert_allclose(apply(x, pattern), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("placement", ["post", "pre"])
-def test_a_decoder_layer_attends_to_itself_then_to_the_memory_and_then_feeds_forward(placement):
-    module, x, memory = DecoderLayer(placed(placement)), draw(0, B, T, D), draw(1, B, S, D)
-    mask = np.tril(np.ones((T, T), bool))[None, None]
-    cross_mask = np.array([[1, 1, 1, 1, 1, 0, 0], [1] * 7], bool)[:, None, None]
-    params = randomised(module.init(jax.random.key(0), x, memory, mask, cross_mask)["params"])
-
-    def attend(x):
-        x = jnp.asarray(x, jnp.float32)
-        return attended(params["self_attention"], x, x, mask)
-
+@pytest.mark.parametrize("placement", CHOICES["model.norm_placement"])
+@pytest.mark.parametrize("has_encoder", [True, False])
+def test_a_decoder_layer_attends_to_itself_then_to_an_encoder_if_there_is_one_and_then_feeds_forward(
+    has_encoder, placement
+):
+    x, memory = draw(0, B, T, D), draw(1, B, S, D)
+    own, cross = Pattern(TARGET, TARGET, causal=True), Pattern(TARGET, SOURCE)
+    module = DecoderLayer(choosing(norm_placement=placement), has_encoder)
+    encoder = {"memory_BSD": memory, "cross_pattern": cross} if has_encoder else {}
+    params, apply = drawn(module, x, own, bias=bias_by_distance, **encoder)
+    attend = lambda x: attended(params["self_attention"], x, x, own, bias_by_distance)  # noqa: E731
     y = in_place(placement, params["self_attention_residual"]["norm"], x, attend)
-    cross = lambda y: attended(params["cross_attention"], y, memory, cross_mask)  # noqa: E731
-    z = in_place(placement, params["cross_attention_residual"]["norm"], y, cross)
+    if has_encoder:
+        attend = lambda y: attended(params["cross_attention"], y, memory, cross)  # noqa: E731
+        y = in_place(placement, params["cross_attention_residual"]["norm"], y, attend)
     feed = lambda z: fed_forward(params["feed_forward"], z)  # noqa: E731
-    expected = in_place(placement, params["feed_forward_residual"]["norm"], z, feed)
-    output = module.apply({"params": params}, x, memory, mask, cross_mask)
-    np.testing.assert_allclose(output, expected, atol=2e-4)
+    expected = in_place(placement, params["feed_forward_residual"]["norm"], y, feed)
+    np.testing.assert_allclose(apply(x, own), expected, atol=2e-4)

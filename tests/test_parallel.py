@@ -1,5 +1,6 @@
 """One device, eight under jit, eight under pmap, and two processes of four: the same run."""
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -11,38 +12,65 @@ import numpy as np
 import pytest
 import runs
 
-from flaxformer_lite.config import ModelConfig, OptimConfig
-from flaxformer_lite.data.batching import BatchPlan
-from flaxformer_lite.data.loader import Batches, TokenPairs
+from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig, OptimConfig
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.batching import BatchPlan, PackedPlan
+from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import metrics, optim, parallel
 from flaxformer_lite.training import step as step_lib
 
-STEPS = 20
+STEPS, ROWS, LENGTH, V, CLASSES = 20, 16, 13, 37, 5
 ARMS = {"one device": ("mesh", 1), "mesh of 8": ("mesh", 8), "pmap over 8": ("pmap", 8)}
 MODEL = ModelConfig(
-    vocab_size=37, d_model=22, num_heads=2, d_ff=29, num_encoder_layers=1, num_decoder_layers=1, max_length=13
+    vocab_size=V, d_model=22, num_heads=2, d_ff=29, num_encoder_layers=1, num_decoder_layers=1, max_length=LENGTH
 )
+# What is trained, in how many microbatches; the texts of the language model are packed.
+JOBS = [("encoder_decoder", 1), ("encoder_decoder", 2), ("encoder_classifier", 1), ("decoder_lm", 1)]
 
 
-def batches() -> list[dict[str, np.ndarray]]:
-    """Random pairs of every length, so that each row of a batch has a padding of its own."""
+def config_of(architecture: str) -> Config:
+    model = dataclasses.replace(MODEL, architecture=architecture, num_classes=CLASSES)
+    return Config(model=model, data=DataConfig(packing=architecture == "decoder_lm"))
+
+
+@functools.cache
+def batches(architecture: str = "encoder_decoder") -> list[dict[str, np.ndarray]]:
+    """Random examples of every length, so that each row of a batch has a padding of its own."""
     rng = np.random.default_rng(3)
-    sides = [[rng.integers(4, 37, rng.integers(1, 12), dtype=np.int32) for _ in range(211)] for _ in range(2)]
-    pairs = TokenPairs(*sides)
-    plan = BatchPlan(*pairs.lengths(), buckets=(13,), tokens_per_batch=13 * 16, rows_multiple=16)
-    source = Batches(pairs, plan, num_steps=STEPS)
-    return [source[step] for step in range(STEPS)]
+    source, target = ([rng.integers(4, V, rng.integers(1, 12), dtype=np.int32) for _ in range(211)] for _ in range(2))
+    label = rng.integers(0, CLASSES, 211).astype(np.int32)
+    examples = {
+        "encoder_decoder": Tokens(source, target),
+        "encoder_classifier": Tokens(source, label=label),
+        "decoder_lm": Tokens(target=target),
+    }[architecture]
+    sizes = dict(buckets=(LENGTH,), tokens_per_batch=LENGTH * ROWS, rows_multiple=ROWS)
+    if architecture == "decoder_lm":
+        plan = PackedPlan(examples.lengths()[1], **sizes)
+    else:
+        plan = BatchPlan(*examples.lengths(), **sizes)
+    every = Batches(examples, plan, num_steps=STEPS)
+    return [every[step] for step in range(STEPS)]
 
 
-def train(mode_name: str, num_devices: int, microbatches: int) -> tuple[list[float], dict, dict]:
-    """Losses of 20 steps, the metrics of evaluating the first batch, and the final state on the host."""
-    model = transformer.build_model(MODEL)
+@functools.cache
+def start(architecture: str) -> tuple:
+    """A model, its optimizer, and the state at the start, on the host."""
+    model = transformer.build_model(config_of(architecture).model)
     schedule = {"d_model": MODEL.d_model, "num_steps": STEPS}
     optimizer = optim.make_optimizer(OptimConfig(schedule="linear", learning_rate=3e-3, warmup_steps=5), **schedule)
-    mode = parallel.MODES[mode_name](parallel.make_mesh(num_devices))
     initial = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=5))()
-    state = mode.put_state(initial)
+    return model, optimizer, jax.device_get(initial)
+
+
+@functools.cache
+def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], dict, np.ndarray | None, dict]:
+    """Losses of 20 steps; of the first batch its metrics, and a classifier's mistakes; the final state on the host."""
+    mode_name, num_devices = ARMS[arm]
+    model, optimizer, initial = start(architecture)
+    mode = parallel.MODES[mode_name](parallel.make_mesh(num_devices))
+    state, struct = mode.put_state(initial), pipeline.batch_struct(config_of(architecture), ROWS, LENGTH)
 
     def train_step(state, batch):
         return step_lib.train_step(
@@ -55,24 +83,19 @@ def train(mode_name: str, num_devices: int, microbatches: int) -> tuple[list[flo
             axis_name=mode.axis_name,
         )
 
-    run = mode.compile(train_step, jax.eval_shape(lambda: initial), (16, 13), donate=True)
+    run = mode.compile(train_step, jax.eval_shape(lambda: initial), struct, donate=True)
     losses = []
-    for batch in batches():
+    for batch in batches(architecture):
         state, sums = run(state, mode.put_batch(batch))
         losses.append(metrics.divide(mode.read(sums))["loss"])
 
-    def eval_step(params, batch):
-        return step_lib.eval_step(params, batch, model=model, axis_name=mode.axis_name)
+    def measured_by(step):
+        step = functools.partial(step, model=model, axis_name=mode.axis_name)
+        measure = mode.compile(step, step_lib.param_shapes(model), struct, donate=False)
+        return mode.read(measure(state.params, mode.put_batch(batches(architecture)[0])))
 
-    measure = mode.compile(eval_step, step_lib.param_shapes(model), (16, 13), donate=False)
-    sums = mode.read(measure(state.params, mode.put_batch(batches()[0])))
-    return losses, metrics.divide(sums), jax.device_get(mode.replicated(state))
-
-
-@pytest.fixture(scope="module")
-def reference() -> dict[int, tuple]:
-    """What one device does, for each number of microbatches."""
-    return {microbatches: train(*ARMS["one device"], microbatches) for microbatches in (1, 2)}
+    mistakes = measured_by(step_lib.confusion_step) if architecture == "encoder_classifier" else None
+    return losses, metrics.divide(measured_by(step_lib.eval_step)), mistakes, jax.device_get(mode.replicated(state))
 
 
 def key_biases(params: dict) -> dict[str, np.ndarray]:
@@ -83,20 +106,32 @@ def key_biases(params: dict) -> dict[str, np.ndarray]:
     }
 
 
-def test_the_rows_of_each_device_have_different_amounts_of_padding():
-    for batch in batches():
-        padding = [int((part == 0).sum()) for part in np.split(batch["target"], 8)]
+@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+def test_the_rows_of_each_device_have_different_amounts_of_padding(architecture):
+    for batch in batches(architecture):
+        side = batch["source" if architecture == "encoder_classifier" else "target"]
+        padding = [int((part == 0).sum()) for part in np.split(side, 8)]
         assert len(set(padding)) > 1
     assert MODEL.dropout > 0
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+def test_steps_are_compiled_for_the_shapes_and_types_that_batches_have(architecture):
+    expected = pipeline.batch_struct(config_of(architecture), ROWS, LENGTH)
+    for batch in batches(architecture):
+        assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch) == expected
+
+
+@pytest.mark.parametrize(("architecture", "microbatches"), JOBS)
 @pytest.mark.parametrize("arm", ["mesh of 8", "pmap over 8"])
-def test_the_losses_are_those_of_one_device(reference, arm, microbatches):
-    losses, measured, state = train(*ARMS[arm], microbatches)
-    expected_losses, expected_measured, expected_state = reference[microbatches]
+def test_the_losses_are_those_of_one_device(arm, architecture, microbatches):
+    losses, measured, mistakes, state = train(arm, architecture, microbatches)
+    expected_losses, expected_measured, expected_mistakes, expected_state = train(
+        "one device", architecture, microbatches
+    )
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert measured == pytest.approx(expected_measured, rel=1e-5)
+    np.testing.assert_array_equal(mistakes, expected_mistakes)
     noise = key_biases(expected_state.params)
     assert noise
     for path, expected in jax.tree_util.tree_leaves_with_path(expected_state.params):
@@ -107,13 +142,18 @@ def test_the_losses_are_those_of_one_device(reference, arm, microbatches):
     np.testing.assert_array_equal(state.key_data, expected_state.key_data)
 
 
+def test_the_table_of_mistakes_holds_every_text_of_the_batch_once():
+    _, measured, mistakes, _ = train("one device", "encoder_classifier", 1)
+    classes, counts = np.unique(batches("encoder_classifier")[0]["label"], return_counts=True)
+    assert mistakes.sum(axis=1).tolist() == [dict(zip(classes, counts, strict=True)).get(c, 0) for c in range(CLASSES)]
+    assert np.trace(mistakes) / mistakes.sum() == pytest.approx(measured["accuracy"])
+
+
 @functools.cache
 def eval_step() -> tuple:
     """The initial parameters, and the evaluation step on one device."""
-    model = transformer.build_model(MODEL)
-    optimizer = optim.make_optimizer(OptimConfig(), d_model=MODEL.d_model, num_steps=STEPS)
-    params = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=5))().params
-    return params, jax.jit(functools.partial(step_lib.eval_step, model=model))
+    model, _, initial = start("encoder_decoder")
+    return initial.params, jax.jit(functools.partial(step_lib.eval_step, model=model))
 
 
 def eval_loss(batch: dict[str, np.ndarray]) -> float:
@@ -121,9 +161,9 @@ def eval_loss(batch: dict[str, np.ndarray]) -> float:
     return metrics.divide(jax.device_get(run(params, batch)))["loss"]
 
 
-def test_the_first_loss_would_differ_without_dropout(reference):
+def test_the_first_loss_would_differ_without_dropout():
     """So the comparison above sees whether devices drop the same elements."""
-    losses, *_ = reference[1]
+    losses, *_ = train("one device", "encoder_decoder", 1)
     assert abs(eval_loss(batches()[0]) / losses[0] - 1) > 1e-3
 
 

@@ -1,17 +1,38 @@
-"""Positions against the formula of section 3.5 in float64."""
+"""Position schemes against the formulas of their papers in float64, alone and inside self-attention."""
 
+import dataclasses
+import functools
 import math
+from collections.abc import Callable
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.model.positions import LearnedPositions, sinusoidal
+from flaxformer_lite.config import CHOICES, ModelConfig, check_model
+from flaxformer_lite.model import positions
+from flaxformer_lite.model.attention import MultiHeadAttention
+from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.positions import LearnedPositions, PositionBias, PositionVectors
+
+SCHEMES = CHOICES["model.position"]
+D, H, K, INITIAL, LENGTH = 10, 3, 14, 13, 41  # more than three times the length at initialisation
+CONFIG = ModelConfig(
+    d_model=D, num_heads=H, d_head=K, max_length=53, relative_clip=5, rope_base=500.0, backend="reference"
+)
 
 
-def formula(position, d_model):
-    """PE of one position, element by element as the paper writes it."""
+def draw(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# The definitions: i is the position of a query, j that of a key.
+
+
+def encoding(position, d_model):
+    """PE of one position, element by element: "Attention Is All You Need", section 3.5."""
     row = np.empty(d_model)
     for i in range(d_model // 2):
         angle = position / 10000 ** (2 * i / d_model)
@@ -19,56 +40,256 @@ def formula(position, d_model):
     return row
 
 
-@pytest.mark.parametrize(("length", "d_model"), [(1, 2), (7, 6), (31, 22), (257, 46)])
+def rotation(position, size, base):
+    """The block-diagonal matrix R of Su 2021, equations 14 and 15."""
+    matrix = np.zeros((size, size))
+    for i in range(size // 2):
+        angle = position * base ** (-2 * i / size)
+        pair = slice(2 * i, 2 * i + 2)
+        matrix[pair, pair] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    return matrix
+
+
+def clipped(i, j, k):
+    """Row of clip(j - i, k) in a table of w[-k], ..., w[k]: Shaw 2018, section 3.2."""
+    return max(-k, min(k, j - i)) + k
+
+
+def bucket(i, j, bidirectional):
+    """Raffel 2020, section 2.1, in whole numbers: 32 buckets that grow logarithmically up to a distance of 128.
+
+    In the first half one for each distance; the k-th of `wide` after it begins at exact * (128 / exact)^(k / wide).
+    """
+    buckets, first, distance = 32, 0, max(0, int(i - j))
+    if bidirectional:
+        buckets, first, distance = 16, 16 if j > i else 0, abs(int(i - j))
+    exact = wide = buckets // 2
+    if distance < exact:
+        return first + distance
+    return first + exact + max(k for k in range(wide) if distance**wide * exact**k >= exact**wide * 128**k)
+
+
+def slopes(num_heads):
+    """Press 2022, section 3: a geometric sequence; for other than powers of two, as in its code, parts of two."""
+    if num_heads.bit_count() == 1:
+        return [2 ** (-8 * (n + 1) / num_heads) for n in range(num_heads)]
+    lower = 1 << (num_heads.bit_length() - 1)
+    return slopes(lower) + slopes(2 * lower)[0::2][: num_heads - lower]
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """What a scheme does in self-attention; whatever it leaves out does nothing."""
+
+    added: Callable = lambda params, i: 0.0  # to the vector at position i
+    turned: Callable = lambda i: np.eye(K)  # the matrix that a query or key at position i is multiplied with
+    bias: Callable = lambda params, head, i, j, bidirectional: 0.0  # to the score
+    key: Callable = lambda params, i, j: 0.0  # to the key
+    value: Callable = lambda params, i, j: 0.0  # to the value
+
+
+def shaw(name):
+    """The vectors w of Shaw 2018, equations 3 and 4; zeros if there is no such table."""
+    nothing, clip = np.zeros((2 * CONFIG.relative_clip + 1, K)), CONFIG.relative_clip
+    return lambda params, i, j: params["attention"]["relative"].get(name, nothing)[clipped(i, j, clip)]
+
+
+DEFINITIONS = {
+    "sinusoidal": Definition(added=lambda params, i: encoding(i, D)),
+    "learned": Definition(added=lambda params, i: params["vectors"]["learned"]["embedding"][i]),
+    "rotary": Definition(turned=lambda i: rotation(i, K, CONFIG.rope_base)),
+    "relative": Definition(key=shaw("key"), value=shaw("value")),
+    "t5_bias": Definition(
+        bias=lambda params, head, i, j, bidirectional: params["bias"]["embedding"][bucket(i, j, bidirectional), head]
+    ),
+    "alibi": Definition(bias=lambda params, head, i, j, bidirectional: -slopes(H)[head] * abs(i - j)),
+    "none": Definition(),
+}
+
+
+def by_definition(position, params, x_LD, *, bidirectional):
+    """Self-attention of one row in float64, a head, a query and a key at a time: (L, D)."""
+    scheme, heads = DEFINITIONS[position], params["attention"]
+    x_LD = np.stack([x_D + scheme.added(params, i) for i, x_D in enumerate(x_LD)])
+    project = lambda name, h: x_LD @ heads[name]["kernel"][:, h] + heads[name]["bias"][h]  # noqa: E731
+    output_LD = np.zeros(x_LD.shape) + heads["out"]["bias"]
+    for h in range(H):
+        query, key, value = (project(name, h) for name in ("query", "key", "value"))
+        query, key = ([scheme.turned(i) @ vector for i, vector in enumerate(part)] for part in (query, key))
+        for i in range(len(x_LD)):
+            seen = range(len(x_LD) if bidirectional else i + 1)
+            scores = [query[i] @ (key[j] + scheme.key(params, i, j)) / math.sqrt(K) for j in seen]
+            scores = [score + scheme.bias(params, h, i, j, bidirectional) for j, score in enumerate(scores)]
+            weights = np.exp(scores) / np.exp(scores).sum()
+            mixed_K = sum(weight * (value[j] + scheme.value(params, i, j)) for j, weight in enumerate(weights))
+            output_LD[i] += mixed_K @ heads["out"]["kernel"][h]
+    return output_LD
+
+
+class SelfAttention(nn.Module):
+    """The four places where a scheme may act, around one attention."""
+
+    config: ModelConfig
+    bidirectional: bool
+
+    def setup(self):
+        self.vectors = PositionVectors(self.config)
+        self.bias = PositionBias(self.config, bidirectional=self.bidirectional)
+        self.attention = MultiHeadAttention(self.config, among_itself=True)
+
+    def __call__(self, x_BLD, position_L):
+        places = Places.at(position_L)
+        vectors_1LD = self.vectors(places.position_BL)
+        x_BLD = x_BLD if vectors_1LD is None else x_BLD + jnp.broadcast_to(vectors_1LD, x_BLD.shape)
+        return self.attention(x_BLD, x_BLD, Pattern(places, places, causal=not self.bidirectional), self.bias())
+
+
+@functools.cache
+def drawn(config, bidirectional=True):
+    """Drawn parameters of `SelfAttention`, initialised at a short length, and its jitted forward."""
+    check_model(config)
+    module = SelfAttention(config, bidirectional)
+    short = jnp.zeros((1, INITIAL, D)), jnp.arange(INITIAL)
+    leaves, tree = jax.tree.flatten(jax.eval_shape(module.init, jax.random.key(0), *short)["params"])
+    params = jax.tree.unflatten(tree, [draw(n, *leaf.shape) / 3 for n, leaf in enumerate(leaves)])
+    variables = {"params": jax.tree.map(jnp.asarray, params)}
+    return params, jax.jit(functools.partial(module.apply, variables))
+
+
+def of_scheme(position, **more):
+    return dataclasses.replace(CONFIG, position=position, **more)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False], ids=["encoder", "decoder"])
+@pytest.mark.parametrize("position", SCHEMES)
+def test_self_attention_with_each_scheme_is_its_definition_at_three_times_the_length_it_began_with(
+    position, bidirectional
+):
+    params, attend = drawn(of_scheme(position), bidirectional)
+    x_LD = draw(99, LENGTH, D) / 2
+    expected = by_definition(position, params, x_LD, bidirectional=bidirectional)
+    np.testing.assert_allclose(attend(x_LD[None], jnp.arange(LENGTH))[0], expected, atol=1e-5)
+
+
+def test_relative_vectors_join_the_values_too_if_asked_for():
+    params, attend = drawn(of_scheme("relative", relative_values=True))
+    vectors, x_LD = params["attention"]["relative"], draw(99, LENGTH, D) / 2
+    expected = by_definition("relative", params, x_LD, bidirectional=True)
+    keys_alone = {"attention": {**params["attention"], "relative": {"key": vectors["key"]}}}
+    assert np.abs(expected - by_definition("relative", keys_alone, x_LD, bidirectional=True)).max() > 0.1
+    np.testing.assert_allclose(attend(x_LD[None], jnp.arange(LENGTH))[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", SCHEMES)
+def test_attention_to_other_vectors_is_the_same_computation_whatever_the_scheme(position):
+    x_1LD, places = jnp.zeros((1, LENGTH, D)), Places.at(jnp.arange(LENGTH))
+
+    def computation(position, **among):
+        module = MultiHeadAttention(of_scheme(position), **among)
+        call = lambda *inputs: module.init_with_output(jax.random.key(0), *inputs)  # noqa: E731
+        return str(jax.make_jaxpr(call)(x_1LD, x_1LD, Pattern(places, places)))
+
+    assert computation("relative", among_itself=True) != computation("none", among_itself=True)
+    assert computation(position) == computation("none")
+
+
+# What the schemes do to self-attention as a whole.
+
+
+@pytest.mark.parametrize("position", SCHEMES)
+def test_without_a_scheme_self_attention_cannot_tell_orders_apart_and_with_any_it_can(position):
+    _, attend = drawn(of_scheme(position))
+    x_1LD, order = draw(98, 1, LENGTH, D), np.random.default_rng(0).permutation(LENGTH)
+    here, there = attend(x_1LD, jnp.arange(LENGTH)), attend(x_1LD[:, order], jnp.arange(LENGTH))
+    error = np.abs(here[:, order] - there).max()
+    assert error < 1e-5 if position == "none" else error > 0.01
+
+
+@pytest.mark.parametrize("position", SCHEMES)
+def test_a_shift_of_all_positions_changes_nothing_unless_the_scheme_adds_vectors(position):
+    _, attend = drawn(of_scheme(position))
+    x_1LD, position_L = draw(97, 1, LENGTH, D), jnp.arange(LENGTH)
+    error = np.abs(attend(x_1LD, position_L) - attend(x_1LD, position_L + 11)).max()
+    vectors = jax.eval_shape(PositionVectors(of_scheme(position)).init_with_output, jax.random.key(0), position_L[None])
+    assert error < 2e-5 if vectors[0] is None else error > 0.01
+
+
+@pytest.mark.parametrize("position", SCHEMES)
+def test_the_bias_of_a_block_of_queries_and_keys_is_that_block_of_the_whole_bias(position):
+    module = SelfAttention(of_scheme(position), bidirectional=False)
+    query, position_1L = draw(0, 2, 7, H, K), np.arange(7)[None]
+
+    def whole_and_block(module):
+        bias = module.attention.relative.score_bias() if position == "relative" else module.bias()
+        if bias is None:
+            return None
+        return bias(query, position_1L, position_1L), bias(query[:, 2:5], position_1L[:, 2:5], position_1L[:, 1:6])
+
+    variables = {"params": jax.tree.map(jnp.asarray, drawn(module.config)[0])}
+    biases = jax.jit(nn.apply(whole_and_block, module))(variables)
+    if biases is None:
+        assert DEFINITIONS[position].bias is Definition.bias
+    else:
+        assert biases[0].dtype == jnp.float32 and biases[0].shape[1:] == (H, 7, 7)
+        np.testing.assert_allclose(biases[1], biases[0][:, :, 2:5, 1:6], atol=1e-6)
+
+
+# Sinusoidal.
+
+
+@pytest.mark.parametrize(("length", "d_model"), [(1, 2), (7, 6), (31, 22), (127, 46)])
 def test_sinusoidal_positions_are_the_formula_of_the_paper(length, d_model):
-    encoded = sinusoidal(jnp.arange(length), d_model)
+    encoded = positions.sinusoidal(jnp.arange(length), d_model)
     assert encoded.shape == (length, d_model) and encoded.dtype == jnp.float32
-    np.testing.assert_allclose(encoded, [formula(p, d_model) for p in range(length)], atol=3e-5)
+    np.testing.assert_allclose(encoded, [encoding(p, d_model) for p in range(length)], atol=1e-5)
 
 
 def test_sinusoidal_positions_have_no_last_one():
-    positions = [0, 9973, 104_729]
-    encoded = sinusoidal(jnp.array(positions), 14)
+    far = [0, 9973, 104_729]
+    encoded = positions.sinusoidal(jnp.array(far), 14)
     # float32 holds an angle near 1e5 to about 0.008
-    np.testing.assert_allclose(encoded, [formula(p, 14) for p in positions], atol=0.02)
-
-
-def test_sines_and_cosines_are_interleaved():
-    encoded = sinusoidal(jnp.array([1]), 6)[0]
-    np.testing.assert_allclose(encoded[:2], [math.sin(1), math.cos(1)], atol=1e-6)
-    np.testing.assert_allclose(encoded[4:], [math.sin(10000 ** (-2 / 3)), math.cos(10000 ** (-2 / 3))], atol=1e-6)
+    np.testing.assert_allclose(encoded, [encoding(p, 14) for p in far], atol=0.02)
 
 
 @pytest.mark.parametrize("offset", [1, 5, 13])
 def test_a_shift_by_any_offset_is_one_rotation_for_all_positions(offset):
-    d_model, positions = 10, jnp.array([0, 3, 17, 29])
-    here, there = sinusoidal(positions, d_model), np.asarray(sinusoidal(positions + offset, d_model))
+    d_model, here_L = 10, jnp.array([0, 3, 17, 29])
+    here, there = positions.sinusoidal(here_L, d_model), np.asarray(positions.sinusoidal(here_L + offset, d_model))
     assert np.abs(here - there).max() > 0.1
-    rotated = np.empty_like(there)
-    for i in range(d_model // 2):
-        angle = offset / 10000 ** (2 * i / d_model)
-        turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-        rotated[:, 2 * i : 2 * i + 2] = here[:, 2 * i : 2 * i + 2] @ turn.T
-    np.testing.assert_allclose(there, rotated, atol=1e-5)
+    # The frequencies are those of `rotation`, whose sine comes second: so it turns the other way.
+    np.testing.assert_allclose(there, here @ rotation(offset, d_model, 10000), atol=1e-5)
+
+
+def test_the_product_of_two_sinusoidal_positions_is_symmetric_and_depends_on_their_distance_alone():
+    d_model, length = 22, 31
+    encoded = np.asarray(positions.sinusoidal(jnp.arange(length), d_model))
+    products = encoded @ encoded.T
+    np.testing.assert_array_equal(products, products.T)
+    frequencies = 10000.0 ** (-2 * np.arange(d_model // 2) / d_model)
+    of_distance = np.cos(np.multiply.outer(np.arange(length), frequencies)).sum(axis=-1)  # cos a cos b + sin a sin b
+    assert np.abs(np.diff(of_distance)).min() > 1e-3
+    distance = np.abs(np.arange(length)[:, None] - np.arange(length))
+    np.testing.assert_allclose(products, of_distance[distance], atol=1e-4)
 
 
 def test_an_odd_width_is_refused():
     with pytest.raises(ValueError, match=r"need an even d_model, got 7"):
-        sinusoidal(jnp.arange(3), 7)
+        positions.sinusoidal(jnp.arange(3), 7)
+
+
+# Learned.
 
 
 def test_learned_positions_are_rows_of_a_table_with_a_row_for_each_position():
-    table = LearnedPositions(max_length=11, d_model=7)
-    variables = table.init(jax.random.key(0), jnp.arange(3))
-    assert jax.tree.map(jnp.shape, variables) == {"params": {"embedding": (11, 7)}}
-    looked_up = table.apply(variables, jnp.array([4, 5, 10]))
-    rows = variables["params"]["embedding"]
-    assert len(np.unique(np.asarray(rows), axis=0)) == 11
-    np.testing.assert_array_equal(looked_up, rows[jnp.array([4, 5, 10])])
+    table, rows, position_BL = LearnedPositions(11, 7), draw(0, 11, 7), np.array([[4, 5, 10, 0], [0, 1, 0, 1]])
+    shapes = jax.eval_shape(table.init, jax.random.key(0), position_BL)
+    assert jax.tree.map(jnp.shape, shapes) == {"params": {"embedding": rows.shape}}
+    looked_up = table.apply({"params": {"embedding": jnp.asarray(rows)}}, position_BL)
+    np.testing.assert_array_equal(looked_up, rows[position_BL])
 
 
 def test_learned_positions_start_as_large_as_the_embeddings():
-    variables = LearnedPositions(max_length=997, d_model=31).init(jax.random.key(1), jnp.arange(2))
+    variables = LearnedPositions(max_length=997, d_model=31).init(jax.random.key(1), np.arange(2)[None])
     entries = np.asarray(variables["params"]["embedding"]) * 31**0.5
     assert abs(entries.std() - 1) < 4 / math.sqrt(2 * entries.size)
     assert abs(entries.mean()) < 4 / math.sqrt(entries.size)
@@ -76,6 +297,111 @@ def test_learned_positions_start_as_large_as_the_embeddings():
 
 def test_more_positions_than_the_table_has_are_refused_with_its_length():
     table = LearnedPositions(max_length=5, d_model=7)
-    variables = table.init(jax.random.key(0), jnp.arange(5))
     with pytest.raises(ValueError, match=r"end at max_length = 5, got 6 positions"):
-        table.apply(variables, jnp.arange(6))
+        table.apply({"params": {"embedding": draw(0, 5, 7)}}, np.arange(6)[None])
+
+
+# Rotary.
+
+rotary = jax.jit(positions.rotary, static_argnames="base")
+
+
+@pytest.mark.parametrize("base", [10000.0, 500.0])
+def test_rotary_positions_multiply_every_head_with_the_matrix_of_the_paper(base):
+    x_BLHK, position_BL = draw(0, 2, 5, 3, K), np.array([[0, 1, 2, 3, 4], [0, 1, 0, 7, 31]])
+    turned = rotary(x_BLHK, position_BL, base=base)
+    assert turned.dtype == jnp.float32
+    expected = [
+        [x_HK @ rotation(p, K, base).T for p, x_HK in zip(*row, strict=True)]
+        for row in zip(position_BL, x_BLHK, strict=True)
+    ]
+    np.testing.assert_allclose(turned, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [1, 7, 101])
+def test_the_product_of_a_query_and_a_key_turned_by_rotary_positions_depends_on_their_offset_alone(shift):
+    query, key, position_1L = draw(0, 1, 7, 1, K), draw(1, 1, 7, 1, K), np.arange(7)[None]
+    turn = lambda x, by: rotary(x, position_1L + by, base=10000.0)[0, :, 0]  # noqa: E731
+    here, there = (turn(query, by) @ turn(key, by).T for by in (0, shift))
+    assert np.abs(here - turn(query, 0) @ turn(key, shift).T).max() > 0.1
+    np.testing.assert_allclose(here, there, atol=1e-4)
+
+
+def test_rotary_positions_are_computed_in_float32_and_keep_the_type():
+    x, position_1L = jnp.asarray(draw(0, 1, 5, 3, K), jnp.bfloat16), np.array([[0, 1, 101, 103, 107]])
+    turned = rotary(x, position_1L, base=10000.0)
+    assert turned.dtype == jnp.bfloat16
+    exact = rotary(x.astype(jnp.float32), position_1L, base=10000.0)
+    np.testing.assert_array_equal(turned, exact.astype(jnp.bfloat16))
+
+
+# T5.
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_buckets_are_those_of_exact_arithmetic_at_every_offset(bidirectional):
+    offset = np.arange(-307, 308)
+    found = positions.t5_bucket(jnp.asarray(offset), bidirectional=bidirectional)
+    np.testing.assert_array_equal(found, [bucket(0, j, bidirectional) for j in offset])
+    assert set(found.tolist()) == set(range(32)) - ({16} if bidirectional else set())  # distance 0 is not after
+
+
+@pytest.mark.parametrize(
+    ("bidirectional", "buckets"),
+    [(True, {7: 7, 8: 8, 16: 10, 32: 12, 64: 14, 128: 15}), (False, {15: 15, 16: 16, 32: 21, 64: 26, 128: 31})],
+    ids=["bidirectional", "one-sided"],
+)
+def test_each_doubling_of_a_distance_moves_on_by_an_equal_share_of_the_wide_buckets(bidirectional, buckets):
+    # 8 wide buckets over 4 doublings from 8 to 128, or 16 over 3 from 16 to 128; the last bucket has no end.
+    before = positions.t5_bucket(-jnp.array(list(buckets)), bidirectional=bidirectional)
+    assert before.tolist() == list(buckets.values())
+    after = positions.t5_bucket(jnp.array(list(buckets)), bidirectional=bidirectional)
+    assert after.tolist() == [16 + number if bidirectional else 0 for number in buckets.values()]
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_bias_is_the_entry_of_its_bucket_for_each_head(bidirectional):
+    table, query_BT, key_BS = draw(0, 32, H), np.array([[0, 1, 40], [5, 0, 1]]), np.array([[0, 7, 39, 301, 2]] * 2)
+    bias = np.asarray(positions.t5_bias(jnp.asarray(table), query_BT, key_BS, bidirectional=bidirectional))
+    assert bias.shape == (2, H, 3, 5)
+    for b, h, t, s in np.ndindex(bias.shape):
+        assert bias[b, h, t, s] == table[bucket(query_BT[b, t], key_BS[b, s], bidirectional), h]
+
+
+# ALiBi.
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "published"),
+    [
+        (8, [1 / 2**n for n in range(1, 9)]),
+        (16, [1 / 2 ** (n / 2) for n in range(1, 17)]),
+        (6, [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8]),
+        (12, [1 / 2**n for n in range(1, 9)] + [1 / 2 ** (n / 2) for n in (1, 3, 5, 7)]),
+        (1, [1 / 256]),
+    ],
+)
+def test_alibi_slopes_are_those_of_the_paper(num_heads, published):
+    np.testing.assert_allclose(positions.alibi_slopes(num_heads), published, rtol=1e-6)
+    np.testing.assert_allclose(slopes(num_heads), published, rtol=1e-12)
+
+
+def test_alibi_subtracts_the_distance_times_the_slope_on_both_sides_alike():
+    bias = np.asarray(positions.alibi(jnp.arange(5)[None], jnp.arange(7)[None], num_heads=6))
+    assert bias.shape == (1, 6, 5, 7)
+    for h, i, j in np.ndindex(6, 5, 7):
+        np.testing.assert_allclose(bias[0, h, i, j], -slopes(6)[h] * abs(i - j), rtol=1e-6)
+    np.testing.assert_array_equal(bias[..., :5], bias[..., :5].swapaxes(2, 3))
+
+
+# Relative.
+
+
+@pytest.mark.parametrize("clip", [1, 3])
+def test_an_offset_beyond_the_clip_counts_as_the_clip(clip):
+    query_BT, key_BS = np.array([[0, 9, 3], [2, 0, 1]]), np.array([[0, 1, 2, 8, 11], [4, 3, 2, 1, 0]])
+    one_hot = np.asarray(positions.clipped_offset(query_BT, key_BS, clip))
+    assert one_hot.shape == (2, 3, 5, 2 * clip + 1)
+    np.testing.assert_array_equal(one_hot.sum(axis=-1), np.ones((2, 3, 5)))
+    for b, t, s in np.ndindex(2, 3, 5):
+        assert one_hot[b, t, s].argmax() == clipped(query_BT[b, t], key_BS[b, s], clip)

@@ -1,5 +1,6 @@
-"""One step as a pure function: a mean over tokens; microbatches and padding make no difference."""
+"""One step as a pure function: a mean over labels; microbatches, packing and padding make no difference."""
 
+import dataclasses
 import functools
 import math
 
@@ -11,19 +12,29 @@ import numpy as np
 import optax
 import pytest
 
-from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.config import CHOICES, ModelConfig
+from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import metrics, step
-from flaxformer_lite.training.step import eval_step, gradient_sums, init_state, loss_sums, shift_right, train_step
+from flaxformer_lite.training.step import (
+    confusion_step,
+    eval_step,
+    gradient_sums,
+    init_state,
+    loss_sums,
+    shift_right,
+    train_step,
+)
 
-V = 23
+V, CLASSES = 23, 3
 
 
 class Bigram(nn.Module):
     """The cheapest model of a translation: the last token and the mean of the source's, dropout, and a matrix."""
 
     rate: float
+    config: ModelConfig = ModelConfig(architecture="encoder_decoder")
 
     @nn.compact
     def __call__(self, source_BS, target_BT, *, deterministic=True, row_B=None):
@@ -33,6 +44,8 @@ class Bigram(nn.Module):
 
 MODEL, STILL = Bigram(0.3), Bigram(0.0)
 ROWS, S, T = 8, 7, 5
+SIZES = dict(d_model=14, num_heads=3, d_head=5, d_ff=11, num_encoder_layers=1, num_decoder_layers=1, max_length=19)
+TRANSFORMER = ModelConfig(vocab_size=V, num_classes=CLASSES, **SIZES)
 
 
 def make_batch(rows=ROWS):
@@ -44,6 +57,28 @@ def make_batch(rows=ROWS):
             ids = [*rng.integers(4, V, rng.integers(1, longest)), 2]
             batch[side][row, : len(ids)] = ids
     return {**batch, "row": np.arange(rows, dtype=np.int32)}
+
+
+def batch_for(architecture, rows=ROWS):
+    """`make_batch` as the architecture reads it: a label for all texts but the last, or both sides packed in a row."""
+    batch = make_batch(rows)
+    if architecture == "encoder_classifier":
+        label = np.append(np.arange(rows - 1, dtype=np.int32) % CLASSES, np.int32(-1))
+        return {"source": batch["source"], "label": label, "row": batch["row"]}
+    if architecture == "decoder_lm":
+        pairs = zip(batch["source"], batch["target"], strict=True)
+        target, segment = fill_rows([[ids[ids > 3] for ids in pair if ids.any()] for pair in pairs], S + T)
+        return {"target": target, "segment": segment, "row": batch["row"]}
+    return batch
+
+
+@functools.cache
+def transformer_of(architecture, **changes):
+    """A small model of the architecture, and parameters that are all drawn, so that no bias is zero."""
+    model = build_model(dataclasses.replace(TRANSFORMER, architecture=architecture, **changes))
+    rng = np.random.default_rng(5)
+    draw = lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32)  # noqa: E731
+    return model, jax.tree.map(draw, step.param_shapes(model))
 
 
 BATCH = make_batch()
@@ -85,6 +120,25 @@ def largest_difference(first, second):
 
 def test_the_decoder_reads_the_labels_one_place_to_the_right_after_the_start_symbol():
     assert shift_right(jnp.array([[7, 8, 2, 0], [9, 2, 0, 0]])).tolist() == [[1, 7, 8, 2], [1, 9, 2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "segment", "read"),
+    [
+        ([7, 8, 2, 9, 2], [1, 1, 1, 2, 2], [1, 7, 8, 1, 9]),
+        ([7, 2, 8, 2, 2], [1, 1, 2, 2, 3], [1, 7, 1, 8, 1]),
+        ([7, 8, 9, 6, 2], [1, 1, 1, 1, 1], [1, 7, 8, 9, 6]),
+    ],
+)
+def test_in_a_packed_row_every_text_is_read_after_a_start_symbol_of_its_own(labels, segment, read):
+    assert shift_right(jnp.array([labels]), jnp.array([segment])).tolist() == [read]
+
+
+def test_padding_after_packed_texts_reads_no_token_of_theirs():
+    labels, segment = jnp.array([[7, 2, 8, 2, 0, 0]]), jnp.array([[1, 1, 2, 2, 0, 0]])
+    read = shift_right(labels, segment)[0]
+    assert read[:4].tolist() == [1, 7, 1, 8]
+    assert set(read[4:].tolist()) <= {step.PAD, step.BOS}
 
 
 def test_padding_and_the_start_symbol_are_those_of_the_tokenizer():
@@ -149,11 +203,11 @@ def test_the_norm_that_is_reported_is_that_of_the_mean_gradient(state):
     assert metrics.divide(sums)["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-def test_microbatches_give_the_loss_and_the_gradients_of_the_whole_batch_with_dropout_for_the_transformer():
-    sizes = dict(d_model=14, num_heads=3, d_head=5, d_ff=11, num_encoder_layers=1, num_decoder_layers=1, max_length=19)
-    model = build_model(ModelConfig(vocab_size=V, dropout=0.1, **sizes))
+@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+def test_microbatches_give_the_loss_and_the_gradients_of_the_whole_batch_with_dropout_for_the_transformer(architecture):
+    model, _ = transformer_of(architecture)
     params = jax.jit(lambda: init_state(model, SGD, seed=0).params)()
-    batch = make_batch(rows=32)
+    batch = batch_for(architecture, rows=32)
     options = dict(model=model, label_smoothing=0.1)
     _, other = jitted(gradient_sums, **options)(params, batch, dropout_key=jax.random.key(4))
     whole, sums = jitted(gradient_sums, **options)(params, batch, dropout_key=jax.random.key(3))
@@ -177,6 +231,8 @@ def test_a_microbatch_takes_every_so_manieth_row(state):
     seen = []
 
     class Recorder:
+        config = MODEL.config
+
         def apply(self, variables, source, target, **options):
             seen.append(options["row_B"])
             return jnp.zeros((*target.shape, V)) + variables["params"]
@@ -243,14 +299,16 @@ def test_devices_that_each_hold_a_part_compute_the_step_of_the_whole(state):
     close(jax.tree.map(lambda x: x[1], evaluated), jitted(eval_step, model=MODEL)(state.params, BATCH), rtol=1e-5)
 
 
-def test_the_state_at_the_start_is_a_function_of_the_seed():
-    start = jax.jit(lambda seed: init_state(MODEL, optax.adam(0.1), seed=seed))
+@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+def test_the_state_at_the_start_is_a_function_of_the_seed(architecture):
+    model, _ = transformer_of(architecture)
+    start = jax.jit(lambda seed: init_state(model, optax.adam(0.1), seed=seed))
     first, same, other = start(0), start(0), start(1)
     assert int(first.step) == 0
     close(first, same, rtol=0)
     assert largest_difference(first.params, other.params) > 0.1
     assert (first.key_data != other.key_data).any()
-    assert jax.tree.map(jnp.shape, first.params) == jax.tree.map(lambda leaf: leaf.shape, step.param_shapes(MODEL))
+    assert jax.tree.map(jnp.shape, first.params) == jax.tree.map(lambda leaf: leaf.shape, step.param_shapes(model))
 
 
 def test_on_one_batch_the_loss_falls():
@@ -262,3 +320,76 @@ def test_on_one_batch_the_loss_falls():
         state, sums = run(state, BATCH)
         losses.append(metrics.divide(sums)["loss"])
     assert losses[-1] < 0.7 * losses[0]
+
+
+# A language model whose rows hold many texts.
+
+TEXTS = [[7, 8], [9], [10, 11, 12, 13, 14], [15, 7], [9, 9, 9], [16, 17, 18], [5]]
+
+
+def rows_of(*rows):
+    """The texts of each row one after another, and their numbers."""
+    ids_BT, segment_BT = fill_rows([[np.array(text, np.int32) for text in row] for row in rows], 11)
+    return {"target": ids_BT, "segment": segment_BT, "row": np.arange(len(rows), dtype=np.int32)}
+
+
+def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_texts_in_rows_of_their_own():
+    model, params = transformer_of("decoder_lm", position="learned")
+    packed, alone = rows_of(TEXTS[:3], TEXTS[3:6], TEXTS[6:]), rows_of(*([text] for text in TEXTS))
+    del alone["segment"]
+    run = jitted(gradient_sums, model=model, label_smoothing=0.1)
+    (gradients, sums), (expected, expected_sums) = run(params, packed), run(params, alone)
+    merged, sums_of_merged = run(params, {**packed, "segment": (packed["target"] != 0).astype(np.int32)})
+    assert largest_difference(merged, expected) > 0.1
+    assert abs(metrics.divide(sums_of_merged)["loss"] - metrics.divide(expected_sums)["loss"]) > 1e-3
+    assert float(sums["loss"][1]) == sum(len(text) + 1 for text in TEXTS)
+    close(sums, expected_sums, rtol=1e-5)
+    close(gradients, expected, atol=2e-5)
+
+
+# A classifier: one label a text.
+
+CLASSIFIED = batch_for("encoder_classifier")
+
+
+def log_probabilities_of_classes():
+    model, params = transformer_of("encoder_classifier")
+    logits = np.asarray(model.apply({"params": params}, CLASSIFIED["source"]), np.float64)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def test_a_classifier_is_measured_by_its_labels_and_a_row_without_one_weighs_nothing():
+    model, params = transformer_of("encoder_classifier")
+    log_p, label = log_probabilities_of_classes(), CLASSIFIED["label"]
+    rows = np.flatnonzero(label >= 0)
+    assert len(rows) < ROWS
+    loss = -sum(log_p[b, label[b]] for b in rows)
+    hits = sum(log_p[b].argmax() == label[b] for b in rows)
+    assert 0 < hits < len(rows)
+    sums = jitted(eval_step, model=model)(params, CLASSIFIED)
+    np.testing.assert_allclose(sums["loss"], (loss, len(rows)), rtol=1e-5)
+    np.testing.assert_allclose(sums["accuracy"], (hits, len(rows)), rtol=1e-6)
+
+
+def test_smoothing_the_labels_of_a_classifier_spreads_them_over_the_classes():
+    model, params = transformer_of("encoder_classifier")
+    log_p, label = log_probabilities_of_classes(), CLASSIFIED["label"]
+    rows = np.flatnonzero(label >= 0)
+    expected = -sum(0.7 * log_p[b, label[b]] + 0.3 * log_p[b].mean() for b in rows)
+    smoothed, sums = jitted(loss_sums, model=model, label_smoothing=0.3)(params, CLASSIFIED)
+    assert abs(expected - float(sums["loss"][0])) > 1e-3
+    np.testing.assert_allclose(smoothed, expected, rtol=1e-5)
+
+
+def test_the_table_of_mistakes_counts_each_text_once_in_the_row_of_its_class_and_the_column_it_was_taken_for():
+    model, params = transformer_of("encoder_classifier")
+    log_p, label = log_probabilities_of_classes(), CLASSIFIED["label"]
+    expected = np.zeros((CLASSES, CLASSES))
+    for b in np.flatnonzero(label >= 0):
+        expected[label[b], log_p[b].argmax()] += 1
+    assert np.trace(expected) < expected.sum() and (expected != expected.T).any()
+    np.testing.assert_array_equal(jitted(confusion_step, model=model)(params, CLASSIFIED), expected)
+    parts = jax.tree.map(lambda x: x.reshape(2, ROWS // 2, *x.shape[1:]), CLASSIFIED)
+    of_part = functools.partial(confusion_step, model=model, axis_name="data")
+    counted = jax.jit(jax.vmap(of_part, in_axes=(None, 0), axis_name="data"))(params, parts)
+    np.testing.assert_array_equal(counted, [expected, expected])

@@ -1,9 +1,30 @@
-"""What computes attention where its weights need not be kept: kernels and a memory-lean scan, to the same result."""
+"""What computes attention where its weights need not be kept: kernels and a memory-lean scan, to the same result.
+
+    blockwise   any device: blocks of scores, one after another; memory grows with the length, not with its square
+    xla         any device: all scores at once, as jax.nn.dot_product_attention writes it for the compiler
+    cudnn       NVIDIA GPUs: cuDNN's flash attention (Dao 2022)
+    flash       TPUs: Pallas' splash attention, a flash attention that skips what a mask hides
+
+The `reference`, which keeps every weight, is in `attention.py`.
+"""
+
+import functools
+import math
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
-from flaxformer_lite.model.masks import Pattern
+from flaxformer_lite.model.masks import PAD, Pattern, Places
 from flaxformer_lite.model.positions import ScoreBias
+
+BLOCK = 256  # queries, and keys, of a block: on a CPU the fastest of 128 to 1024, or close to it, at every length
+LONG = 1024**2  # scores of a head from which, on a CPU, blocks take a quarter of the memory and about the same time
+KERNEL_BLOCKS = (512, 256, 128)  # `flash` takes the largest that divides the length; shorter rows leave it half idle
+LOWEST = jnp.finfo(jnp.float32).min
+
+# Over some blocks of keys, float32: the sum of exp(score - largest), (B, H, T), and of values times that, (B, H, T, K).
+Sums = tuple[jax.Array, jax.Array]
 
 
 def choose(
@@ -14,9 +35,34 @@ def choose(
     bias: ScoreBias | None,
     *,
     reference_only: str | None = None,
+    platform: str | None = None,
 ) -> str:
-    """The backend that `backend` ('auto' or a name) means for these arguments."""
-    return "reference"
+    """The backend that `backend` ('auto' or a name) means for these arguments.
+
+    A single query, as in decoding, is the reference's whatever the name: its scores are one row.
+
+    Args:
+      reference_only: why the weights must be kept, if they must.
+      platform: 'cpu', 'tpu', 'gpu', or 'cuda' for an NVIDIA GPU with cuDNN's flash attention; None: this device.
+
+    Raises:
+      ValueError: the backend that is named cannot do it.
+    """
+    T, S = query_BTHK.shape[1], key_BSGK.shape[1]
+    if backend == "reference" or T == 1:
+        return "reference"
+    platform = platform or _platform()
+    if backend == "auto":
+        if reference_only is not None or (platform == "cpu" and T * S < LONG):
+            return "reference"
+        kernel = {"cuda": "cudnn", "tpu": "flash"}.get(platform, "")
+        if kernel and min(T, S) >= min(KERNEL_BLOCKS) and not _why_not(kernel, query_BTHK, pattern, bias, platform):
+            return kernel
+        return "blockwise" if T * S >= LONG else "xla"
+    reason = reference_only or _why_not(backend, query_BTHK, pattern, bias, platform)
+    if reason is not None:
+        raise ValueError(f"config.model.backend: {backend!r} cannot be used: {reason}; use 'reference' or 'auto'.")
+    return backend
 
 
 def attend(
@@ -27,5 +73,223 @@ def attend(
     pattern: Pattern,
     bias: ScoreBias | None = None,
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k) + bias) V over the keys that `pattern` lets each query see: (B, T, H, K)."""
-    raise NotImplementedError(backend)
+    """softmax(Q K^T / sqrt(d_k) + bias) V over the keys that `pattern` lets each query see: (B, T, H, K).
+
+    `backend`: what `choose` returned for these arguments, other than 'reference'. Head g of the G heads of keys and
+    values serves H / G neighbouring heads of queries. A query that may attend to nothing gets something finite,
+    meant to be ignored.
+    """
+    compute = {"blockwise": blockwise, "xla": xla, "cudnn": cudnn, "flash": flash}[backend]
+    return compute(query_BTHK, key_BSGK, value_BSGK, pattern, *([] if bias is None else [bias]))
+
+
+def _platform() -> str:
+    """The devices in use: 'cpu', 'tpu', 'gpu', or 'cuda' for an NVIDIA GPU with cuDNN's flash attention."""
+    capability = getattr(jax.devices()[0], "compute_capability", "")  # '9.0'; of an AMD GPU 'gfx942'
+    major = capability.partition(".")[0]
+    return "cuda" if major.isdigit() and int(major) >= 8 else jax.default_backend()  # 8: Ampere
+
+
+def _why_not(
+    backend: str, query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | None, platform: str
+) -> str | None:
+    """Why `backend` cannot do this; None if it can, as 'blockwise' and 'xla' always can."""
+    if backend == "cudnn":
+        return _why_not_cudnn(query_BTHK, pattern, bias, platform)
+    return _why_not_flash(pattern, bias, platform) if backend == "flash" else None
+
+
+def _why_not_cudnn(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | None, platform: str) -> str | None:
+    d_head, dtype = query_BTHK.shape[-1], query_BTHK.dtype
+    if platform != "cuda":
+        return f"it runs on NVIDIA GPUs from Ampere on, and this is {platform!r}"
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it needs model.dtype = 'bfloat16', not {dtype.name!r}"
+    if d_head % 8 or d_head > 128:
+        return f"it needs heads of at most 128 numbers, a multiple of 8, not {d_head}"
+    if bias is not None:  # for batches of more than one row, cuDNN gives a bias the gradient 0
+        return "it would lose gradients of what model.position adds to the scores"
+    if pattern.window is not None:  # padding far behind a text would see nothing: NaN
+        return "it has no model.attention_window for rows that end in padding"
+    if pattern.key.packed:
+        return "it cannot tell the texts of a packed row apart"
+    return _why_not_by_index(pattern)
+
+
+def _why_not_flash(pattern: Pattern, bias: ScoreBias | None, platform: str) -> str | None:
+    if platform != "tpu":
+        return f"it runs on TPUs, and this is {platform!r}"
+    if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
+        return "parallel.mode = 'mesh' cannot split its kernel over devices, only 'pmap' can"
+    if bias is not None:
+        return "it takes nothing that model.position adds to the scores"
+    return _why_not_by_index(pattern)
+
+
+def _why_not_by_index(pattern: Pattern) -> str | None:
+    """Why causal or window masks by the index in the row, not by the position in the text, would be wrong."""
+    by_position = pattern.causal or pattern.window is not None
+    if by_position and pattern.query is not pattern.key:  # else both give the same distances within a text
+        return "it masks by the index in a row, and queries do not stand where the keys do"
+    return None
+
+
+def blockwise(
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    pattern: Pattern,
+    bias: ScoreBias | None = None,
+    *,
+    block: int = BLOCK,
+) -> jax.Array:
+    """For one block of queries after another, the keys block by block: (B, T, H, K). After Rabe 2021, section 2.
+
+    The keys pass twice: for the largest score of each query, and for the sums of its softmax. Two passes cost the
+    values some time and save the gradients more, as the sums then need no rescaling. A block where no query sees a
+    key is skipped: the future, another text, what is beyond the window.
+    """
+    key_blocks = _split((key_BSGK, value_BSGK, pattern.key), block)
+
+    def attend_from(query_block: tuple[jax.Array, Places]) -> jax.Array:
+        fold = functools.partial(_fold, query_block=query_block, key_blocks=key_blocks, pattern=pattern, bias=bias)
+        B, T, H, K = query_block[0].shape
+
+        def take_larger(largest_BHT: jax.Array, scores_BHTS: jax.Array, value_BSGK: jax.Array) -> jax.Array:
+            # What is subtracted from all scores of a query cancels out, and so would its gradient.
+            return jnp.maximum(largest_BHT, jax.lax.stop_gradient(scores_BHTS).max(axis=-1))
+
+        largest_BHT = fold(take_larger, jnp.full((B, H, T), LOWEST))
+
+        def add(sums: Sums, scores_BHTS: jax.Array, value_BSGK: jax.Array) -> Sums:
+            weights_BHTS = jnp.exp(scores_BHTS - largest_BHT[..., None])
+            return sums[0] + weights_BHTS.sum(axis=-1), sums[1] + _mix(weights_BHTS, value_BSGK)
+
+        total_BHT, mixed_BHTK = fold(add, (jnp.zeros((B, H, T)), jnp.zeros((B, H, T, K))))
+        total_BHT = jnp.where(total_BHT == 0, 1, total_BHT)  # 0: every block was skipped
+        return jnp.moveaxis(mixed_BHTK / total_BHT[..., None], 1, 2).astype(value_BSGK.dtype)
+
+    mixed_NBTHK = jax.lax.map(attend_from, _split((query_BTHK, pattern.query), block))
+    mixed_BTHK = jnp.moveaxis(mixed_NBTHK, 0, 1).reshape(query_BTHK.shape[0], -1, *query_BTHK.shape[2:])
+    return mixed_BTHK[:, : query_BTHK.shape[1]]
+
+
+def _fold(
+    update: Callable,
+    start: jax.Array | Sums,
+    *,
+    query_block: tuple[jax.Array, Places],
+    key_blocks: tuple[jax.Array, jax.Array, Places],
+    pattern: Pattern,
+    bias: ScoreBias | None,
+) -> jax.Array | Sums:
+    """`update(state, scores, values)` from `start` on, over those blocks of keys of which a query sees any."""
+    query_BTHK, query_places = query_block
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # gradients compute the scores again, and do not store them
+    def step(state: jax.Array | Sums, key_block: tuple[jax.Array, jax.Array, Places]) -> tuple:
+        key_BSGK, value_BSGK, key_places = key_block
+        mask = pattern.replace(query=query_places, key=key_places).mask()
+
+        def seen(state: jax.Array | Sums) -> jax.Array | Sums:
+            scores_BHTS = _scores(query_BTHK, key_BSGK)
+            if bias is not None:
+                scores_BHTS += bias(query_BTHK, query_places.position_BL, key_places.position_BL)
+            return update(state, jnp.where(mask, scores_BHTS, LOWEST), value_BSGK)
+
+        return jax.lax.cond(mask.any(), seen, lambda state: state, state), None
+
+    return jax.lax.scan(step, start, key_blocks)[0]
+
+
+def _scores(query_BTHK: jax.Array, key_BSGK: jax.Array) -> jax.Array:
+    """Q K^T / sqrt(d_k): (B, H, T, S) float32."""
+    (B, T, H, K), (S, G) = query_BTHK.shape, key_BSGK.shape[1:3]
+    query_BTGRK = (query_BTHK * K**-0.5).reshape(B, T, G, H // G, K)
+    scores_BGRTS = jnp.einsum("BTGRK,BSGK->BGRTS", query_BTGRK, key_BSGK, preferred_element_type=jnp.float32)
+    return scores_BGRTS.reshape(B, H, T, S)
+
+
+def _mix(weights_BHTS: jax.Array, value_BSGK: jax.Array) -> jax.Array:
+    """The sum of the values by the weights: (B, H, T, K) float32."""
+    (B, H, T, S), (G, K) = weights_BHTS.shape, value_BSGK.shape[2:]
+    weights_BGRTS = weights_BHTS.astype(value_BSGK.dtype).reshape(B, G, H // G, T, S)
+    mixed_BGRTK = jnp.einsum("BGRTS,BSGK->BGRTK", weights_BGRTS, value_BSGK, preferred_element_type=jnp.float32)
+    return mixed_BGRTK.reshape(B, H, T, K)
+
+
+def _split(tree: tuple, size: int) -> tuple:
+    """Each array (B, L, ...) as (N, B, L / N, ...): as few blocks of at most `size` as hold it, filled with padding."""
+
+    def split(x_BL: jax.Array) -> jax.Array:
+        number = math.ceil(x_BL.shape[1] / size)
+        x_BL = _pad(x_BL, multiple=number)
+        return jnp.moveaxis(x_BL.reshape(x_BL.shape[0], number, -1, *x_BL.shape[2:]), 1, 0)
+
+    return jax.tree.map(split, tree)
+
+
+def _pad(x_BL: jax.Array, *, multiple: int) -> jax.Array:
+    """Zeros after each row, up to a multiple of so many; as segment numbers they say padding."""
+    return jnp.pad(x_BL, [(0, 0), (0, -x_BL.shape[1] % multiple)] + [(0, 0)] * (x_BL.ndim - 2))
+
+
+def xla(
+    query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, pattern: Pattern, bias: ScoreBias | None = None
+) -> jax.Array:
+    """All scores at once: (B, T, H, K)."""
+    bias_BHTS = None if bias is None else bias(query_BTHK, pattern.query.position_BL, pattern.key.position_BL)
+    return jax.nn.dot_product_attention(
+        query_BTHK, key_BSGK, value_BSGK, bias_BHTS, pattern.mask(), implementation="xla"
+    )
+
+
+def cudnn(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, pattern: Pattern) -> jax.Array:
+    """cuDNN's kernel, which knows padding by the number of tokens in each row of keys: (B, T, H, K)."""
+    tokens_B = jnp.sum(pattern.key.segment_BL != PAD, axis=1, dtype=jnp.int32)
+    tokens_B = jnp.maximum(tokens_B, 1)  # where all is padding one key is seen: a softmax over none would be NaN
+    return jax.nn.dot_product_attention(
+        query_BTHK,
+        key_BSGK,
+        value_BSGK,
+        is_causal=pattern.causal,
+        key_value_seq_lengths=jnp.broadcast_to(tokens_B, query_BTHK.shape[:1]),
+        implementation="cudnn",
+    )
+
+
+def flash(
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    pattern: Pattern,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """The kernel for TPUs, row by row of the batch: (B, T, H, K). `interpret`: on any device, slowly, to test it."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # experimental: only where it is used
+
+    B, H, K = query_BTHK.shape[0], *query_BTHK.shape[2:]
+    pad = functools.partial(_pad, multiple=min(KERNEL_BLOCKS))
+    query_BHTK = jnp.moveaxis(pad(query_BTHK * K**-0.5), 2, 1)
+    key_BGSK, value_BGSK = (jnp.moveaxis(pad(x), 2, 1) for x in (key_BSGK, value_BSGK))
+    segments = [
+        jnp.broadcast_to(pad(places.segment_BL), (B, x.shape[2]))
+        for places, x in ((pattern.query, query_BHTK), (pattern.key, key_BGSK))
+    ]
+    shape = query_BHTK.shape[2], key_BGSK.shape[2]
+    mask = splash.FullMask(shape)
+    if pattern.causal or pattern.window is not None:
+        mask = splash.LocalMask(shape, (pattern.window, 0 if pattern.causal else pattern.window), offset=0)
+    block_q, block_kv = (next(block for block in KERNEL_BLOCKS if length % block == 0) for length in shape)
+    sizes = {f"block_q{part}": block_q for part in ("", "_dkv", "_dq")}
+    sizes |= {f"block_kv{part}": block_kv for part in ("", "_compute", "_dkv", "_dkv_compute", "_dq")}
+    kernel = splash.make_splash_mha(
+        splash.MultiHeadMask([mask] * H),
+        block_sizes=splash.BlockSizes(**sizes),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    mixed_BHTK = jax.vmap(kernel)(query_BHTK, key_BGSK, value_BGSK, splash.SegmentIds(*segments))
+    return jnp.moveaxis(mixed_BHTK, 1, 2)[:, : query_BTHK.shape[1]]

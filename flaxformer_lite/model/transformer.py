@@ -130,8 +130,17 @@ class Decoder(nn.Module):
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
     def start_cache(self, batch_size: int, max_length: int) -> tuple[KVCache, ...]:
-        """Empty caches of self-attention, one a layer, with room for `max_length` positions."""
+        """Empty caches of self-attention, one a layer, with room for `max_length` positions.
+
+        Raises:
+          ValueError: learned positions have no vector for the last of them.
+        """
         c = self.config
+        if c.position == "learned" and max_length > c.max_length:
+            raise ValueError(
+                f"learned positions end at max_length = {c.max_length}, got room for {max_length}; decode less, or use "
+                "another position scheme."
+            )
         shape = (batch_size, max_length, c.num_kv_heads or c.num_heads, c.d_head or c.d_model // c.num_heads)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
@@ -189,6 +198,8 @@ class EncoderDecoder(nn.Module):
           mode: `deterministic=False` applies dropout and needs `rngs={'dropout': key}`; `row_B` is each row's number
             in the global batch, for dropout; without it 0, 1, 2, ...
         """
+        if (source_segment_BS is None) != (target_segment_BT is None):
+            raise ValueError("Expected the segments of source and target, or of neither; got those of one side.")
         source, target = Places.of(source_BS, source_segment_BS), Places.of(target_BT, target_segment_BT)
         return self._decode(target_BT, target, self._encode(source_BS, source, **mode), source, **mode)
 

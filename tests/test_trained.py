@@ -1,0 +1,139 @@
+"""A trained model of each shape at work: answers in the order of the questions, none dependent on the others."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from flaxformer_lite import classify, generate, trained, translate
+from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
+from flaxformer_lite.data.tokenizer import BOS, EOS
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import parallel
+from flaxformer_lite.training.step import param_shapes
+
+V, LONGEST, EXTRA = 29, 23, 5
+MODEL = ModelConfig(
+    vocab_size=V, d_model=14, num_heads=7, d_ff=11, num_encoder_layers=1, num_decoder_layers=1, max_length=LONGEST
+)
+NAMES = ["da", "nb", "zh"]
+TOO_LONG = "line {}: {} tokens, and the model takes at most {}; split it into shorter sentences. It begins: 'F"
+
+
+class Letters:
+    """A tokenizer that needs no training: id i is the i-th letter from 'A'."""
+
+    @staticmethod
+    def encode(texts):
+        return [np.array([ord(letter) - ord("A") for letter in text], np.int32) for text in texts]
+
+    @staticmethod
+    def decode(rows):
+        return ["".join(chr(ord("A") + i) for i in row) for row in rows]
+
+
+@functools.cache
+def run_of(architecture, *, devices=1, position="sinusoidal", **decode):
+    """A model with parameters large enough that different inputs get different outputs."""
+    config = dataclasses.replace(MODEL, architecture=architecture, num_classes=len(NAMES), position=position)
+    model, mesh, rng = transformer.build_model(config), parallel.make_mesh(devices), np.random.default_rng(3)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), param_shapes(model))
+    whole = Config(
+        model=config, data=DataConfig(vocab_size=V), decode=DecodeConfig(**{"max_extra_length": EXTRA, **decode})
+    )
+    return trained.Trained(whole, Letters, model, parallel.replicate(params, mesh), mesh, NAMES)
+
+
+def make_texts(number, longest=LONGEST - 2):
+    rng = np.random.default_rng(5)
+    return Letters.decode(rng.integers(4, V, length) for length in rng.integers(1, longest, number))
+
+
+TEXTS = make_texts(17)
+
+
+def assert_refuses_by_its_line(answer, longest):
+    """Texts of `longest` tokens are taken, and one more is too many."""
+    assert len(answer(["F" * longest])) == 1
+    with pytest.raises(ValueError) as caught:
+        answer(["G", "F" * (longest + 1)])
+    assert str(caught.value).startswith(TOO_LONG.format(2, longest + 1, longest))
+
+
+def test_a_translator_keeps_the_order_and_answers_an_empty_text_with_an_empty_text():
+    translator = translate.Translator(run_of("encoder_decoder"))
+    answers = translator(["", *TEXTS, ""])
+    assert answers[0] == answers[-1] == "" and len(set(answers)) > 3
+    assert answers[1:-1] == [translator([text])[0] for text in TEXTS]
+
+
+def test_a_translator_refuses_a_text_that_is_too_long_and_names_its_line():
+    assert_refuses_by_its_line(translate.Translator(run_of("encoder_decoder")), LONGEST - 1)  # and an end symbol
+
+
+def expected_probabilities(text):
+    """Of one text by itself, without padding: the start symbol, the text, the end symbol."""
+    run = run_of("encoder_classifier")
+    source = np.array([[BOS, *Letters.encode([text])[0], EOS]])
+    logits_C = np.asarray(jax.jit(run.model.apply)({"params": run.params}, source)[0], np.float64)
+    weights_C = np.exp(logits_C - logits_C.max())
+    return weights_C / weights_C.sum()
+
+
+def test_a_classifier_gives_the_softmax_of_each_texts_own_logits_in_order():
+    expected = np.array([expected_probabilities(text) for text in TEXTS[:3]])
+    assert min(np.ptp(expected[:, 0]), np.ptp(expected[:, 2])) > 0.1
+    probabilities = classify.Classifier(run_of("encoder_classifier")).probabilities(TEXTS)
+    assert probabilities.shape == (len(TEXTS), len(NAMES)) and probabilities.dtype == np.float32
+    np.testing.assert_allclose(probabilities[:3], expected, atol=2e-5)
+    np.testing.assert_allclose(probabilities.sum(axis=1), np.ones(len(TEXTS)), rtol=1e-5)
+
+
+def test_a_classifier_names_the_likeliest_class_and_of_an_empty_text_none():
+    classifier = classify.Classifier(run_of("encoder_classifier"))
+    likeliest = classifier.probabilities(TEXTS).argmax(axis=1)
+    assert len(set(likeliest)) > 1
+    assert classifier(["", *TEXTS, ""]) == ["", *(NAMES[best] for best in likeliest), ""]
+    assert classifier([]) == [] and classifier.probabilities([]).shape == (0, len(NAMES))
+
+
+def test_a_class_does_not_depend_on_how_many_texts_come_with_it_or_on_the_devices():
+    many = make_texts(2 * trained.ROWS + 3)
+    one, eight = (classify.Classifier(run_of("encoder_classifier", devices=n)).probabilities(many) for n in (1, 8))
+    np.testing.assert_allclose(eight, one, atol=2e-5)
+    np.testing.assert_allclose(one[-5:], classify.Classifier(run_of("encoder_classifier")).probabilities(many[-5:]))
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned"])
+def test_a_classifier_refuses_a_text_that_is_too_long_and_names_its_line(position):
+    run = run_of("encoder_classifier", position=position)
+    assert_refuses_by_its_line(classify.Classifier(run), LONGEST - 2)  # and a start and an end symbol
+
+
+def test_a_writer_begins_with_the_prompt_and_goes_on_by_so_many_tokens_at_most():
+    texts = generate.Writer(run_of("decoder_lm"))(["", *TEXTS])
+    for prompt, text in zip(["", *TEXTS], texts, strict=True):
+        assert text.startswith(prompt) and len(text) <= min(len(prompt) + EXTRA, LONGEST)
+    assert any(len(text) > len(prompt) for prompt, text in zip(["", *TEXTS], texts, strict=True))
+
+
+def test_a_writer_refuses_a_prompt_that_is_too_long_and_names_its_line():
+    assert_refuses_by_its_line(generate.Writer(run_of("decoder_lm")), LONGEST - 1)  # and a start symbol
+
+
+SAMPLED = {"method": "sample", "temperature": 2.0, "max_extra_length": 11}
+
+
+def test_text_number_i_is_a_function_of_the_seed_and_i_and_its_prompt():
+    first, other = (generate.Writer(run_of("decoder_lm", **SAMPLED, seed=seed)) for seed in (3, 4))
+    texts = first(["FGH"] * 13)
+    assert len(set(texts)) > 5
+    assert first(["FGH"] * 13) == texts != other(["FGH"] * 13)
+    assert first(["FGH"] * 3 + TEXTS) == texts[:3] + first([""] * 3 + TEXTS)[3:]
+
+
+def test_eight_devices_write_what_one_does():
+    one, eight = (generate.Writer(run_of("decoder_lm", **SAMPLED, seed=3, devices=n)) for n in (1, 8))
+    assert one(["FGH"] * 13) == eight(["FGH"] * 13)
