@@ -355,9 +355,9 @@ TEXTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [5, 9], [14, 6], [7, 7, 7], [12], 
 
 
 def batch_for(architecture: str) -> dict[str, np.ndarray]:
-    ids_BL, segment_BL = fill_rows([[np.array(text, np.int32)] for text in TEXTS], LENGTH)
-    packed_BL, segment_BL = fill_rows([[np.array(text, np.int32) for text in TEXTS[i::4]] for i in range(4)], LENGTH)
-    row_B = np.arange(8, dtype=np.int32)
+    texts, row_B = [np.array(text, np.int32) for text in TEXTS], np.arange(len(TEXTS), dtype=np.int32)
+    ids_BL, _ = fill_rows([[text] for text in texts], LENGTH)
+    packed_BL, segment_BL = fill_rows([texts[i::4] for i in range(4)], LENGTH)
     return {
         "encoder_decoder": {"source": ids_BL, "target": ids_BL[::-1], "row": row_B},
         "encoder_classifier": {"source": ids_BL, "label": row_B % CLASSES, "row": row_B},
@@ -367,21 +367,25 @@ def batch_for(architecture: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("position", CHOICES["model.position"])
 @pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
-def test_every_position_scheme_learns_in_every_shape_and_what_it_has_learned_can_be_used(architecture, position):
+def test_every_position_scheme_learns_in_every_shape(architecture, position):
     config = ModelConfig(
         architecture=architecture, position=position, vocab_size=V, num_classes=CLASSES, d_model=14, num_heads=3,
-        d_head=4, d_ff=13, num_encoder_layers=1, num_decoder_layers=1, max_length=LENGTH, dropout=0.0,
+        d_head=4, d_ff=13, num_encoder_layers=1, num_decoder_layers=1, max_length=LENGTH,
     )  # fmt: skip
-    model, batch = transformer.build_model(config), batch_for(architecture)
-    optimizer = optax.adam(0.02)
-    state = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=0))()
+    model, optimizer, rng = transformer.build_model(config), optax.sgd(0.03), np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape), step_lib.param_shapes(model))
+    params = jax.tree.map(np.float32, params)
+    key_data = jax.random.key_data(jax.random.key(0))
+    state, batch, losses = step_lib.TrainState(0, params, optimizer.init(params), key_data), batch_for(architecture), []
     update = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, label_smoothing=0.0)
-    run_step, losses = jax.jit(update), []
-    for _ in range(4):
+    run_step = jax.jit(update, compiler_options={"xla_backend_optimization_level": 0})  # soon compiled, and seldom run
+    for _ in range(7):
         state, sums = run_step(state, batch)
         losses.append(metrics.divide(sums)["loss"])
     assert losses[-1] < losses[0]
-    if architecture != "encoder_classifier":
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+    if architecture == "encoder_decoder":
         inputs = [np.array(text, np.int32) for text in TEXTS]
         written = Decoder(model, DecodeConfig(max_extra_length=3), rows=len(inputs))(state.params, inputs)
-        assert all(len(ids) <= LENGTH and set(ids.tolist()) <= set(range(V)) for ids in written)
+        assert all(len(ids) <= len(text) + 4 for ids, text in zip(written, TEXTS, strict=True))
+        assert len({tuple(ids) for ids in written}) > 1

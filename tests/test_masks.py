@@ -88,6 +88,7 @@ def test_a_row_of_one_text_counts_its_tokens_from_0_and_knows_its_padding():
 def test_positions_begin_again_with_each_text_of_a_packed_row():
     segment_BL = jnp.array([[1, 1, 1, 2, 2, 3, 0], [1, 2, 2, 2, 2, 0, 0]])
     places = Places.of(jnp.ones_like(segment_BL), segment_BL)
+    assert places.packed and not Places.of(segment_BL).packed
     np.testing.assert_array_equal(places.position_BL[:, :6], [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 0]])
     np.testing.assert_array_equal(places.segment_BL, segment_BL)
 

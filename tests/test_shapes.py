@@ -157,19 +157,19 @@ def test_a_text_of_more_than_three_times_max_length_is_read_unless_positions_are
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
 def test_a_cache_has_no_room_for_positions_that_a_table_has_not(architecture):
     config = dataclasses.replace(CONFIG, architecture=architecture, position="learned")
-    model, params, _ = built(config)
+    model, variables, _ = built(config)
     start = jnp.ones((1, 3), jnp.int32) if architecture == "encoder_decoder" else 1
-    apply = functools.partial(model.apply, {"params": params}, start, method="start_cache")
+    apply = functools.partial(model.apply, variables, start, method="start_cache")
     assert jax.eval_shape(lambda: apply(config.max_length)).self_attention[0].key.shape[1] == config.max_length
     with pytest.raises(ValueError, match=r"^learned positions end at max_length = 5, got room for 6"):
         apply(config.max_length + 1)
 
 
 def test_packed_pairs_need_the_segments_of_both_sides():
-    model, params, _ = built(CONFIG)
+    model, variables, _ = built(CONFIG)
     ids = jnp.ones((1, 3), jnp.int32)
     with pytest.raises(ValueError, match=r"^Expected the segments of source and target, or of neither"):
-        model.apply({"params": params}, ids, ids, target_segment_BT=ids)
+        model.apply(variables, ids, ids, target_segment_BT=ids)
 
 
 @pytest.mark.parametrize("kind", [1, 2])

@@ -96,7 +96,8 @@ def state():
 
 @functools.cache
 def jitted(function, **options):
-    return jax.jit(functools.partial(function, **options))
+    # Soon compiled, and seldom run.
+    return jax.jit(functools.partial(function, **options), compiler_options={"xla_backend_optimization_level": 0})
 
 
 def step_with(state, batch=BATCH, *, model=MODEL, smoothing=0.1, microbatches=1):

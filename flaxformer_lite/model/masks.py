@@ -19,13 +19,14 @@ class Places:
 
     position_BL: jax.Array  # int32, (B, L) or (1, L) if all rows are alike: the token's number in its own text
     segment_BL: jax.Array  # int32, (B, L) or (1, L): the number of its text in the row, from 1; 0 = padding
+    packed: bool = flax.struct.field(pytree_node=False, default=True)  # False: one text a row, padding only after it
 
     @classmethod
     def of(cls, ids_BL: jax.Array, segment_BL: jax.Array | None = None) -> "Places":
         """Places of one text a row that ends in padding; or of packed texts, told apart by `segment_BL`."""
         index_1L = jnp.arange(ids_BL.shape[1], dtype=jnp.int32)[None]
         if segment_BL is None:
-            return cls(index_1L, (ids_BL != PAD).astype(jnp.int32))
+            return cls(index_1L, (ids_BL != PAD).astype(jnp.int32), packed=False)
         begins_BL = jnp.pad(segment_BL[:, 1:] != segment_BL[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         first_BL = jax.lax.cummax(jnp.where(begins_BL, index_1L, 0), axis=1)
         return cls(index_1L - first_BL, segment_BL)
@@ -33,7 +34,7 @@ class Places:
     @classmethod
     def at(cls, position_L: jax.Array) -> "Places":
         """The same positions in every row, and no padding."""
-        return cls(position_L[None], jnp.ones_like(position_L)[None])
+        return cls(position_L[None], jnp.ones_like(position_L)[None], packed=False)
 
 
 @flax.struct.dataclass
