@@ -15,5 +15,5 @@ def get_config():
     config.data.update(dataset="cldr_language", tokenizer="bpe", vocab_size=4000)
     config.data.update(tokens_per_batch=4096, buckets=(12, 16, 24, 64))
     config.optim.update(schedule="linear", learning_rate=2e-3, warmup_steps=100)
-    config.train.update(num_steps=800, log_every=20, eval_every=200, checkpoint_every=200)
+    config.train.update(num_steps=1200, log_every=20, eval_every=400, checkpoint_every=200)
     return config

@@ -1,6 +1,7 @@
 """Stopped in any way, at any moment, and started again: the run that comes out is the one never stopped."""
 
 import contextlib
+import json
 import math
 import random
 import shutil
@@ -111,6 +112,51 @@ def test_every_line_of_the_log_is_whole_after_a_torn_one(stopped_run):
     lines = (stopped_run[0] / "metrics.jsonl").read_bytes().split(b"\n")
     assert lines[-1] == b""
     assert all(line.startswith(b"{") and line.endswith(b"}") for line in lines[:-1])
+
+
+SHAPES = {"finished_classifier": runs.CLASSIFIER, "finished_language_model": runs.LANGUAGE_MODEL}
+STOP = 31  # in the second epoch of the language model's packed texts
+
+
+@pytest.fixture(scope="module")
+def stopped_shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of each other shape that a signal stopped as it logged step STOP, by the name of its finished twin."""
+    write = writers.MetricsWriter.write
+
+    def write_and_signal(writer: writers.MetricsWriter, step: int, *line) -> None:
+        write(writer, step, *line)
+        if step == STOP:
+            signal.raise_signal(signal.SIGTERM)
+
+    folders = {name: tmp_path_factory.mktemp(f"stopped_{name}") / "run" for name in SHAPES}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writers.MetricsWriter, "write", write_and_signal)
+        for name, changes in SHAPES.items():
+            assert runs.fit(folders[name], changes) == 143
+    return folders
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped_shapes, request, tmp_path, name):
+    finished, resumed = request.getfixturevalue(name), shutil.copytree(stopped_shapes[name], tmp_path / "run")
+    stopped_at = runs.last_step(resumed)
+    assert STOP <= stopped_at < STEPS and runs.lines_of(resumed, "test") == []
+    assert runs.fit(resumed, SHAPES[name]) == 0
+    assert runs.losses(resumed) == runs.losses(finished)
+    assert list(runs.losses(resumed)) == list(range(1, STEPS + 1))
+    runs.assert_same_arrays(runs.checkpoint_arrays(resumed, STEPS), runs.checkpoint_arrays(finished, STEPS))
+    for split in ("validation", "test"):
+        assert runs.lines_of(resumed, split) == runs.lines_of(finished, split) != []
+
+
+def test_another_backend_may_go_on_with_a_run_and_computes_the_same_up_to_rounding(
+    stopped_shapes, finished_language_model, tmp_path
+):
+    resumed = shutil.copytree(stopped_shapes["finished_language_model"], tmp_path / "run")
+    assert runs.fit(resumed, {**runs.LANGUAGE_MODEL, "model.backend": "blockwise"}) == 0
+    assert json.loads((resumed / "config.json").read_text())["model"]["backend"] == "blockwise"
+    assert runs.losses(resumed) == pytest.approx(runs.losses(finished_language_model), rel=1e-4)
+    assert list(runs.losses(resumed)) == list(range(1, STEPS + 1))
 
 
 def test_a_finished_workdir_is_left_as_it_is(finished_run, monkeypatch, capsys):
