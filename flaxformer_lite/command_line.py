@@ -77,8 +77,16 @@ def load_config(file: Path) -> config_dict.ConfigDict:
     return config
 
 
-def parse(arguments: Sequence[str], define: Callable[[flags.FlagValues], None], *, usage: str) -> flags.FlagValues:
+def parse(
+    arguments: Sequence[str],
+    define: Callable[[flags.FlagValues], None],
+    *,
+    usage: str,
+    words: list[str] | None = None,
+) -> flags.FlagValues:
     """The flags that `define` defines, parsed from `arguments` (without the program's name).
+
+    What is no flag is added to `words`, or refused if there is no such list.
 
     Prints `usage` and ends with 0 for --help; ends with 2 and one line for a flag that is unknown or malformed.
     """
@@ -91,7 +99,9 @@ def parse(arguments: Sequence[str], define: Callable[[flags.FlagValues], None], 
         rest = values(["program", *arguments], known_only=False)[1:]
     except flags.Error as error:
         fail(f"{_first_line(error).removeprefix('FATAL Flags parsing error: ')} (--help lists the flags)")
-    if rest:
+    if words is not None:
+        words += rest
+    elif rest:
         fail(f"{rest[0]!r}: expected only flags, --name=value (--help lists them)")
     return values
 
@@ -269,7 +279,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
 
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
-        flags.DEFINE_string("prompt", "", "what each text begins with", flag_values=values)
+        flags.DEFINE_string("prompt", "", "what each text begins with; no space at its end", flag_values=values)
         flags.DEFINE_integer("count", 1, "how many texts to write", lower_bound=1, flag_values=values)
         flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
         flags.DEFINE_string("method", None, "greedy or sample", flag_values=values)
@@ -284,6 +294,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
     fields = ("method", "temperature", "top_k", "top_p", "seed", "max_extra_length")
     decode = {name: values[name].value for name in fields if values[name].value is not None}
     output = Path(values.output) if values.output else None
+    _check_utf8("--prompt", values.prompt)
     return GenerateRequest(_required_workdir(values), values.prompt, values.count, decode, output)
 
 
@@ -300,13 +311,14 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
 
     kind = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     rest = arguments[1:] if kind else arguments
-    folders = [Path(word) for word in rest if not word.startswith("-")] if kind == "metrics" else []
     usage = (
         "usage: plot attention --workdir=W --text=TEXT [--output=D]\n"
         "       plot positions|schedule --workdir=W [--output=D]\n"
         "       plot metrics W1 [W2 ...] [--output=D]"
     )
-    values = parse([word for word in rest if Path(word) not in folders], define, usage=usage)
+    words = [] if kind == "metrics" else None
+    values = parse(rest, define, usage=usage, words=words)
+    folders = [Path(word) for word in words or ()]
     if kind not in PLOTS:
         raise ValueError(f"plot: expected one of {', '.join(PLOTS)}, got {kind or 'nothing'!r} (--help tells more)")
     if kind != "metrics" or not folders:
@@ -317,7 +329,15 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
         raise ValueError(
             f"--text: {'expected the text to read' if kind == 'attention' else 'goes with plot attention'}."
         )
+    _check_utf8("--text", values.text)
     return PlotRequest(kind, folders, values.text, Path(values.output) if values.output else folders[0] / "plots")
+
+
+def _check_utf8(flag: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # the bytes of an argument that are not UTF-8 come as lone surrogates
+        raise ValueError(f"{flag}: expected UTF-8, got {text!r}.") from error
 
 
 def _required_workdir(values: flags.FlagValues) -> Path:

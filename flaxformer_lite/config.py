@@ -106,7 +106,7 @@ class TrainConfig:
     keep_best: int = 1  # best checkpoints kept
     best_metric: str = "loss"  # on validation: 'loss', 'accuracy', 'exact_match', 'bleu' or 'chrf'
     patience: int | None = None  # evaluations without a better best_metric before stopping; None: never
-    decode_examples: int = 200  # validation examples translated at each evaluation; 0: none
+    decode_examples: int = 200  # validation examples translated at each evaluation; 0: no samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class DecodeConfig:
     top_k: int | None = None  # 'sample': only the k likeliest tokens (Fan 2018, section 5.4); None: all
     top_p: float | None = None  # 'sample': only the likeliest that make up this share (Holtzman 2020); None: all
     seed: int = 0  # 'sample': of the draws
-    max_extra_length: int = 50  # a translation has at most this many tokens more than its source; section 6.1
+    max_extra_length: int = 50  # most tokens beyond those of the source, or of the prompt; section 6.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,39 +157,36 @@ CHOICES = {
     "decode.method": ("greedy", "sample"),
     "parallel.mode": ("mesh", "pmap"),
 }
+PRODUCT_POSITIONS = ("rotary", "relative")  # they act through query . key, which additive attention has not
 # Inclusive lowest values; a field that is not here may be any number its type allows.
-LOWEST = {
-    **dict.fromkeys(("model.vocab_size", "data.vocab_size"), 8),
-    **dict.fromkeys(("model.d_model", "model.num_heads", "model.d_head", "model.d_ff", "model.max_length"), 1),
-    **dict.fromkeys(("model.num_encoder_layers", "model.num_decoder_layers", "model.num_kv_heads"), 1),
-    **dict.fromkeys(("model.relative_clip", "model.attention_window", "decode.top_k"), 1),
-    "model.num_classes": 2,
-    **dict.fromkeys(("data.tokens_per_batch", "data.rows_multiple"), 1),
-    **dict.fromkeys(("optim.warmup_steps", "optim.accumulate_steps"), 1),
-    **dict.fromkeys(("train.num_steps", "train.log_every", "train.eval_every", "train.checkpoint_every"), 1),
-    **dict.fromkeys(("train.keep_newest", "train.patience"), 1),
-    **dict.fromkeys(("train.keep_best", "train.decode_examples", "decode.max_extra_length"), 0),
-    **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 0),
-}
+AT_LEAST_ONE = """
+    model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length model.num_encoder_layers
+    model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
+    optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every train.eval_every train.checkpoint_every
+    train.keep_newest train.patience decode.top_k
+""".split()
+AT_LEAST_ZERO = "train.keep_best train.decode_examples decode.max_extra_length data.seed train.seed decode.seed".split()
+LOWEST = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0), "model.num_classes": 2}
+LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8}
+HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {"decode.max_extra_length": 2**20}
 POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
 POSITIVE += ("decode.temperature", "decode.top_p")
 BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "optim.b1", "optim.b2")
 
-# What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for one
-# case: the 'linear' schedule ends at train.num_steps, so it follows a new end.
-MAY_DIFFER_ON_RESUME = (
-    "parallel.",
-    "decode.",
-    "model.backend",
-    "train.num_steps",
-    "train.log_every",
-    "train.eval_every",
-    "train.checkpoint_every",
-    "train.keep_newest",
-    "train.keep_best",
-    "train.patience",
-    "train.decode_examples",
-)
+# Fields that are read only where another field has this value: elsewhere they would be ignored.
+READ_IF = {
+    **dict.fromkeys(("model.relative_clip", "model.relative_values"), ("model.position", "relative")),
+    "model.rope_base": ("model.position", "rotary"),
+    "model.pooling": ("model.architecture", "encoder_classifier"),
+    **dict.fromkeys(
+        [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")
+    ),
+}
+
+# What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for
+# rounding under another model.backend, and for the 'linear' schedule, which ends at a new train.num_steps.
+RESUMED = "num_steps log_every eval_every checkpoint_every keep_newest keep_best patience decode_examples".split()
+MAY_DIFFER_ON_RESUME = ("parallel.", "decode.", "model.backend", *(f"train.{name}" for name in RESUMED))
 
 
 def default_config() -> config_dict.ConfigDict:
@@ -310,6 +307,8 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         raise ValueError(f"config.{name}: {value!r} is not a choice{did_you_mean(value, CHOICES[name])}")
     if name in LOWEST and value < LOWEST[name]:
         raise ValueError(f"config.{name}: expected {LOWEST[name]} or more, got {value}.")
+    if name in HIGHEST and value > HIGHEST[name]:
+        raise ValueError(f"config.{name}: expected {HIGHEST[name]} or less, got {value}.")
     if name in POSITIVE and not (value > 0 and math.isfinite(value)):
         raise ValueError(f"config.{name}: expected a positive finite number, got {value}.")
     if name in BELOW_ONE and not 0 <= value < 1:
@@ -324,23 +323,19 @@ def check_model(model: ModelConfig) -> None:
             f"config.model.num_heads: {model.num_heads} heads do not divide d_model = {model.d_model}; "
             "change one of the two, or set model.d_head."
         )
-    if model.position == "sinusoidal" and model.d_model % 2:
-        raise ValueError(
-            f"config.model.d_model: sinusoidal positions pair a sine with a cosine and need an even width, "
-            f"got {model.d_model}; make it even, or use model.position='learned'."
-        )
     d_head = model.d_head or model.d_model // model.num_heads
-    if model.position == "rotary" and d_head % 2:
-        raise ValueError(
-            f"config.model.d_head: rotary positions turn pairs of numbers and need heads of an even size, got "
-            f"{d_head}; change model.d_head or model.num_heads."
-        )
+    for scheme, field, width in (("sinusoidal", "d_model", model.d_model), ("rotary", "d_head", d_head)):
+        if model.position == scheme and width % 2:
+            raise ValueError(
+                f"config.model.{field}: {scheme} positions pair a sine with a cosine and need an even width, got "
+                f"{width}; make it even, or use another model.position."
+            )
     if model.num_kv_heads is not None and model.num_heads % model.num_kv_heads:
         raise ValueError(
             f"config.model.num_kv_heads: {model.num_kv_heads} does not divide num_heads = {model.num_heads}, so "
             "queries cannot share them evenly; 1 is multi-query attention."
         )
-    if model.attention == "additive" and model.position in ("rotary", "relative"):
+    if model.attention == "additive" and model.position in PRODUCT_POSITIONS:
         raise ValueError(
             f"config.model.attention: {model.position!r} positions act through the product of query and key, which "
             "additive attention has not; use another model.position, or attention='dot_product'."
@@ -358,6 +353,11 @@ def check_model(model: ModelConfig) -> None:
 def _check_contradictions(config: Config) -> None:
     check_model(config.model)
     data, parallel = config.data, config.parallel
+    changed = {name for name, _, _ in differences(Config(), config)}
+    for name in sorted(changed & READ_IF.keys()):
+        other, wanted = READ_IF[name]
+        if getattr(getattr(config, other.split(".")[0]), other.split(".")[1]) != wanted:
+            raise ValueError(f"config.{name}: goes with {other}={wanted!r} only; set that, or leave this one out.")
     if not data.buckets or list(data.buckets) != sorted(set(data.buckets)) or data.buckets[0] < 1:
         raise ValueError(f"config.data.buckets: expected increasing positive lengths, got {data.buckets}.")
     if data.buckets[-1] > config.model.max_length:

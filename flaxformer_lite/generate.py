@@ -2,7 +2,7 @@
 
 from flaxformer_lite import generate
 writer = generate.load("runs/mine", method="sample", temperature=0.8, seed=1)
-print(writer(["Monday, "] * 3))
+print(writer(["Monday,"] * 3))
 """
 
 import dataclasses

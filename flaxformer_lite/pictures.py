@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import flax.linen as nn
@@ -67,12 +67,12 @@ def _layer(path: str) -> int:
 
 def attention(workdir: Path, text: str, output: Path) -> list[Path]:
     """Static pictures of every layer and head, and one page to explore them on."""
-    maps, written = attention_maps(trained.load(workdir), text), []
-    for each in maps:
-        figure = plots.attention_grid(each.weights_NHTS, each.query_tokens, each.key_tokens, title=each.name)
-        written += plots.save(figure, output, each.name.replace(" ", "_"))
-    workdir_lib.write_whole(output / "attention.html", plots.attention_page(maps, title=text))
-    return [*written, output / "attention.html"]
+    maps = attention_maps(trained.load(workdir), text)
+    grid = lambda each: (each.weights_NHTS, each.query_tokens, each.key_tokens)  # noqa: E731
+    figures = {each.name.replace(" ", "_"): plots.attention_grid(*grid(each), title=each.name) for each in maps}
+    written, page = _save(figures, output), output / "attention.html"
+    workdir_lib.write_whole(page, plots.attention_page(maps, title=text))
+    return [*written, page]
 
 
 def position_codes(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
@@ -117,7 +117,7 @@ def positions(workdir: Path, output: Path) -> list[Path]:
         "position_scores": plots.position_scores(np.arange(-POSITIONS, POSITIONS + 1), curves),
         "positions_that_fail": plots.codes_that_fail(np.asarray(codes["sinusoidal"])),
     }
-    return [path for name, figure in figures.items() for path in plots.save(figure, output, name)]
+    return _save(figures, output)
 
 
 def schedule(workdir: Path, output: Path) -> list[Path]:
@@ -126,7 +126,7 @@ def schedule(workdir: Path, output: Path) -> list[Path]:
     step_N = np.arange(1, config.train.num_steps + 1)
     sizes = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
     rates = {config.optim.schedule: np.asarray(optim.learning_rate(step_N, config.optim, **sizes))}
-    return plots.save(plots.schedule(rates), output, "schedule")
+    return _save({"schedule": plots.schedule(rates)}, output)
 
 
 def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
@@ -141,4 +141,11 @@ def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
         runs[str(folder)] = writers.read_metrics(workdir_lib.Workdir(folder).metrics)
         if not runs[str(folder)]:
             raise ValueError(f"{folder}: there is nothing in metrics.jsonl yet; train this run first.")
-    return plots.save(plots.metrics(runs), output, "metrics")
+    return _save({"metrics": plots.metrics(runs)}, output)
+
+
+def _save(figures: Mapping[str, plots.Figure], output: Path) -> list[Path]:
+    try:
+        return [path for name, figure in figures.items() for path in plots.save(figure, output, name)]
+    except OSError as error:
+        raise ValueError(f"--output={output}: cannot be written to: {error.strerror or error}.") from error

@@ -41,7 +41,7 @@ class Trained:
         for number, (text, ids) in enumerate(zip(texts, rows, strict=True), start=1):
             if len(ids) > longest:
                 raise ValueError(
-                    f"line {number}: {len(ids)} tokens, and the model takes at most {longest}; "
+                    f"text {number}: {len(ids)} tokens, and the model takes at most {longest}; "
                     f"split it into shorter sentences. It begins: {text[:60]!r}"
                 )
         return rows
@@ -65,6 +65,8 @@ def load(workdir: str | Path, *, command: str | None = None, architecture: str |
         )
     tokenizer = Tokenizer(paths.tokenizer)
     config = with_vocabulary(config, config.data.vocab_size)
+    # What computed attention then may not exist here, and is no part of what was learned.
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
     model = transformer.build_model(config.model)
     mesh = parallel.widest_mesh(config.data.rows_multiple)
     best, metric = None, config.train.best_metric
@@ -79,7 +81,7 @@ def load(workdir: str | Path, *, command: str | None = None, architecture: str |
     checkpoints.close()
     if record["tokenizer"] != tokenizer.fingerprint:  # so the ids of one are not the ids of the other
         raise ValueError(f"{paths.tokenizer}: this is not the tokenizer that step {best} was trained with.")
-    return Trained(config, tokenizer, model, parts["params"], mesh, record["label_names"])
+    return Trained(config, tokenizer, model, parts["params"], mesh, record.get("label_names"))
 
 
 def make_decoder(model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options) -> Decoder:

@@ -40,7 +40,7 @@ class Workdir:
 
     @property
     def samples(self) -> Path:
-        """Sample translations, one file an evaluation."""
+        """What the model wrote at each evaluation, one file each."""
         return self.path / "samples"
 
 

@@ -39,7 +39,9 @@ def changed_copy(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     shutil.copy(repo_root / "pyproject.toml", folder)
     env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}  # what lies above is no concern of git's
     applied = subprocess.run(["git", "apply", "-"], cwd=folder, env=env, input=DIFF, capture_output=True, text=True)
-    assert applied.returncode == 0, applied.stderr
+    assert applied.returncode == 0, (
+        f"bring tests/add_a_position_scheme.diff and the README up to date: {applied.stderr}"
+    )
     assert run_in(folder, "-c", "import flaxformer_lite as f; print(f.__file__)").startswith(str(folder))
     return folder
 

@@ -46,6 +46,15 @@ OPTIONAL = {
 }
 
 
+def where_read(name, value):
+    """{'decode': {'top_k': 7, 'method': 'sample'}} for 'decode.top_k' and 7: a config in which the field is read."""
+    fields = {name: value}
+    if name in config_lib.READ_IF:
+        other, wanted = config_lib.READ_IF[name]
+        fields[other] = wanted
+    return nested(**{field.replace(".", "__"): value for field, value in fields.items()})
+
+
 def nested(**fields):
     """{'model': {'d_model': 2}} for model__d_model=2."""
     result = {}
@@ -148,12 +157,38 @@ def test_a_whole_number_will_do_for_a_float_and_a_list_for_a_tuple():
 def test_only_the_choices_of_a_field_are_taken(name):
     section, field = name.split(".")
     for choice in config_lib.CHOICES[name]:
-        assert getattr(getattr(resolve({section: {field: choice}}), section), field) == choice
+        assert getattr(getattr(resolve(where_read(name, choice)), section), field) == choice
     wrong = config_lib.CHOICES[name][0] + "x"
     with pytest.raises(ValueError) as caught:
         resolve({section: {field: wrong}})
     near = config_lib.CHOICES[name][0]
     assert str(caught.value) == f"config.{name}: {wrong!r} is not a choice; did you mean {near!r}?"
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0), ("model.pooling", "first"),
+    ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5), ("decode.seed", 3),
+])  # fmt: skip
+def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, value):
+    section, field = name.split(".")
+    other, wanted = config_lib.READ_IF[name]
+    assert getattr(getattr(resolve(where_read(name, value)), section), field) == value
+    with pytest.raises(ValueError) as caught:
+        resolve({section: {field: value}})
+    assert str(caught.value).startswith(f"config.{name}: goes with {other}={wanted!r} only")
+
+
+def test_every_field_that_is_read_only_sometimes_is_in_the_test_above():
+    assert len(config_lib.READ_IF) == 8
+
+
+@pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
+def test_a_number_above_the_highest_is_refused_by_name(name):
+    section, field = name.split(".")
+    highest = config_lib.HIGHEST[name]
+    assert getattr(getattr(resolve(where_read(name, highest)), section), field) == highest
+    with pytest.raises(ValueError, match=rf"^config\.{section}\.{field}: expected {highest} or less"):
+        resolve(where_read(name, highest + 1))
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.LOWEST))
@@ -194,8 +229,8 @@ def test_every_field_with_a_rule_exists(names):
     [
         (dict(model__num_heads=7), "model.num_heads", "7 heads do not divide d_model = 512"),
         (dict(model__d_model=511, model__d_head=64), "model.d_model", "need an even width, got 511"),
-        (dict(model__position="rotary", model__d_head=67), "model.d_head", "heads of an even size, got 67"),
-        (dict(model__position="rotary", model__d_model=40), "model.d_head", "heads of an even size, got 5"),
+        (dict(model__position="rotary", model__d_head=67), "model.d_head", "need an even width, got 67"),
+        (dict(model__position="rotary", model__d_model=40), "model.d_head", "need an even width, got 5"),
         (dict(model__num_kv_heads=3), "model.num_kv_heads", "3 does not divide num_heads = 8"),
         (dict(model__num_kv_heads=16), "model.num_kv_heads", "16 does not divide num_heads = 8"),
         (dict(data__buckets=()), "data.buckets", "increasing positive lengths"),
@@ -211,7 +246,7 @@ def test_every_field_with_a_rule_exists(names):
         (dict(train__best_metric="bleu", train__decode_examples=0), "train.best_metric", "needs translations"),
         (dict(model__architecture="encoder_decoder", data__packing=True), "data.packing", "'decoder_lm'"),
         (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "'decoder_lm'"),
-        (dict(decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),
+        (dict(decode__method="sample", decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields, name, says):
@@ -236,7 +271,7 @@ def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields
         dict(model__num_kv_heads=8),
         dict(model__attention="additive", model__position="t5_bias"),
         dict(model__architecture="decoder_lm", data__packing=True),
-        dict(decode__top_p=1.0),
+        dict(decode__method="sample", decode__top_p=1.0),
     ],
 )
 def test_the_other_side_of_each_contradiction_is_accepted(fields):
@@ -306,7 +341,7 @@ def test_a_field_that_may_be_none_can_be_set_in_the_configdict_and_only_to_its_t
     assert config[section][field] is None
     with pytest.raises(TypeError):
         config[section][field] = ["a list"]
-    config[section][field] = value
+    config.update(where_read(name, value))
     assert getattr(getattr(resolve(config), section), field) == value
 
 

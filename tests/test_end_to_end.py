@@ -59,6 +59,11 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Ca
     return run
 
 
+def lines_of(text: str) -> list[str]:
+    """Lines end at line feeds and nowhere else, whatever a model has written."""
+    return text.removesuffix("\n").split("\n")
+
+
 def test_every_logged_step_has_one_train_line_with_the_names_that_stay(records):
     train = [record for record in records if record["split"] == "train"]
     assert [record["step"] for record in train] == list(range(1, STEPS + 1))
@@ -148,7 +153,7 @@ def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished
     lines = ["Monday, 3 June 2024", "", "12 kilometers", "", "12 kilometers", "3 days"]
     process = runs.run("translate", f"--workdir={finished_run}", input="".join(f"{x}\n" for x in lines).encode())
     assert process.returncode == 0, process.stderr
-    translated = process.stdout.removesuffix("\n").split("\n")
+    translated = lines_of(process.stdout)
     assert len(translated) == len(lines)
     assert [i for i, line in enumerate(translated) if not line] == [1, 3]
     assert translated[2] == translated[4] != translated[0]
@@ -156,7 +161,7 @@ def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished
     source.write_text("\n".join(lines), encoding="utf-8")  # the last line without its end
     process = runs.run("translate", f"--workdir={finished_run}", f"--input={source}", f"--output={target}")
     assert (process.returncode, process.stdout) == (0, "")
-    assert target.read_text(encoding="utf-8").removesuffix("\n").split("\n") == translated
+    assert lines_of(target.read_text(encoding="utf-8")) == translated
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
     assert translate.load(finished_run)(lines) == translated
 
@@ -221,7 +226,7 @@ def test_classify_keeps_order_and_line_count_and_says_the_same_each_time(finishe
         "classify", f"--workdir={finished_classifier}", input="".join(f"{x}\n" for x in PHRASES).encode()
     )
     assert process.returncode == 0, process.stderr
-    answers = process.stdout.removesuffix("\n").split("\n")
+    answers = lines_of(process.stdout)
     assert len(answers) == len(PHRASES) and [i for i, answer in enumerate(answers) if not answer] == [1, 4]
     assert answers[0] == answers[6] and len(set(answers)) > 2
     assert set(answers) - {""} <= set(trained.load(finished_classifier).label_names)
@@ -229,7 +234,7 @@ def test_classify_keeps_order_and_line_count_and_says_the_same_each_time(finishe
     source, target = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("\n".join(PHRASES), encoding="utf-8")
     assert command("classify", f"--workdir={finished_classifier}", f"--input={source}", f"--output={target}") == ""
-    assert target.read_text(encoding="utf-8").removesuffix("\n").split("\n") == answers
+    assert lines_of(target.read_text(encoding="utf-8")) == answers
 
 
 # A language model.
@@ -256,8 +261,8 @@ def test_evaluating_a_language_model_prints_its_test_line(finished_language_mode
 
 
 def test_what_a_language_model_wrote_while_it_was_trained_is_kept(finished_language_model):
-    samples = (finished_language_model / "samples" / "test.txt").read_text(encoding="utf-8")
-    assert samples.split("\n") == generate.load(finished_language_model)([""] * evaluate_module.SAMPLES)
+    samples = (finished_language_model / "samples" / "test.txt").read_bytes().decode()
+    assert samples == "\n".join(generate.load(finished_language_model)([""] * evaluate_module.SAMPLES))
 
 
 def test_generate_writes_the_same_texts_for_a_seed_and_others_for_another(finished_language_model, command, tmp_path):
@@ -265,19 +270,19 @@ def test_generate_writes_the_same_texts_for_a_seed_and_others_for_another(finish
     process = runs.run(*words, "--seed=7")
     assert process.returncode == 0, process.stderr
     assert command(*words, "--seed=7") == process.stdout != command(*words, "--seed=8")
-    texts = process.stdout.removesuffix("\n").split("\n")
+    texts = lines_of(process.stdout)
     assert len(texts) == 5 and len(set(texts)) > 1 and all(text.startswith("3 days") for text in texts)
     writer = generate.load(finished_language_model, seed=7, top_k=31)
     assert [text.replace("\n", " ") for text in writer(["3 days"] * 5)] == texts
     assert command(*words, "--seed=7", f"--output={tmp_path / 'out.txt'}") == ""
-    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == process.stdout
+    assert (tmp_path / "out.txt").read_bytes().decode() == process.stdout
 
 
 def test_generate_follows_the_run_and_then_the_flags(finished_language_model, command):
     words = ["generate", f"--workdir={finished_language_model}", "--count=3"]
     assert json.loads((finished_language_model / "config.json").read_text())["decode"]["method"] == "sample"
-    assert len(set(command(*words).splitlines())) == 3
-    greedy = command(*words, "--method=greedy").splitlines()
+    assert len(set(lines_of(command(*words)))) == 3
+    greedy = lines_of(command(*words, "--method=greedy"))
     assert len(greedy) == 3 and len(set(greedy)) == 1
     assert command(*words, "--prompt=3 days", "--max_extra_length=0") == "3 days\n" * 3
 

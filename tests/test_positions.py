@@ -109,6 +109,7 @@ DEFINITIONS = {
 
 def by_definition(position, params, x_LD, *, bidirectional):
     """Self-attention of one row in float64, a head, a query and a key at a time: (L, D)."""
+    assert position in DEFINITIONS, f"a scheme needs a definition: add {position!r} to DEFINITIONS"
     scheme, heads = DEFINITIONS[position], params["attention"]
     x_LD = np.stack([x_D + scheme.added(params, i) for i, x_D in enumerate(x_LD)])
     project = lambda name, h: x_LD @ heads[name]["kernel"][:, h] + heads[name]["bias"][h]  # noqa: E731

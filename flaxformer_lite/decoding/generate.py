@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, cut_at_end, pad_rows
+from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, cut_at_end, pad_rows
 from flaxformer_lite.decoding import sampling
 
 Pick = Callable[[jax.Array, jax.Array], jax.Array]  # (logits_BV, index) -> token_B
@@ -60,7 +60,12 @@ def make_pick(config: DecodeConfig, row_B: jax.Array) -> Pick:
         return lambda logits_BV, index: sampling.greedy(logits_BV)
     options = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
     key = jax.random.key(config.seed)
-    return lambda logits_BV, index: sampling.sample(logits_BV, jax.random.fold_in(key, index), row_B, **options)
+
+    def pick(logits_BV: jax.Array, index: jax.Array) -> jax.Array:
+        logits_BV = logits_BV.at[:, np.array([PAD, BOS, UNK])].set(-jnp.inf)  # no text holds them
+        return sampling.sample(logits_BV, jax.random.fold_in(key, index), row_B, **options)
+
+    return pick
 
 
 def translate(

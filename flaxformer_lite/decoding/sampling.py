@@ -37,10 +37,10 @@ def sample(
 
     Row b draws as a function of (key, row_B[b]), so that it does not depend on its batch.
     """
-    logits_BV = logits_BV / temperature
+    logits_BV = (logits_BV - logits_BV.max(axis=-1, keepdims=True)) / temperature  # so that none becomes infinite
     if top_k is not None:
         logits_BV = keep_top_k(logits_BV, top_k)
-    if top_p is not None:
+    if top_p is not None and top_p < 1:
         logits_BV = keep_top_p(logits_BV, top_p)
     keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_B)
     return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)

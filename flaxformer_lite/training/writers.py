@@ -14,12 +14,20 @@ import tqdm
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl: of several with the same split and step, the last. A torn last line is ignored."""
+    """The lines of a metrics.jsonl: of several with the same split and step, the last. A torn last line is ignored.
+
+    Raises:
+      ValueError: another line is no JSON.
+    """
     latest: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in Path(path).read_bytes().splitlines(keepends=True) if Path(path).exists() else []:
+    lines = Path(path).read_bytes().splitlines(keepends=True) if Path(path).exists() else []
+    for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             break
-        record = json.loads(line)
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: expected a JSON object, got {line[:40]!r}.") from error
         latest.pop((record["split"], record["step"]), None)
         latest[record["split"], record["step"]] = record
     return list(latest.values())
