@@ -42,5 +42,8 @@ def load(workdir: str | Path, **decode: object) -> Writer:
     """
     run = trained.load(workdir, command="generate", architecture="decoder_lm")
     fields = config_lib.to_dict(run.config)
-    config = config_lib.resolve({**fields, "decode": {**fields["decode"], **decode}})
+    own = fields["decode"]
+    if decode.get("method", own["method"]) != own["method"]:  # then what the run says of draws is of the other method
+        own = {name: value for name, value in own.items() if f"decode.{name}" not in config_lib.READ_IF}
+    config = config_lib.resolve({**fields, "decode": {**own, **decode}})
     return Writer(dataclasses.replace(run, config=config))

@@ -7,6 +7,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ os.environ.setdefault("TFDS_DATA_DIR", f"{_FOLDER}/tfds")
 import jax  # noqa: E402  (the environment above must come first)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def quickly_compiled() -> Iterator[None]:
+    """For programs that run a few times on a few numbers: they are compiled without optimisation, in half the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,8 @@ from flaxformer_lite.training import loop, writers
 ROOT = Path(__file__).resolve().parent.parent
 # Dropout is on, as in the smoke config. Two buckets, so two compiled steps; six checkpoints a run.
 SMALL = {
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
     "data.train_split": "train[:1000]",
     "data.validation_split": "validation[:24]",
     "data.test_split": "test[:24]",
@@ -67,6 +69,7 @@ LANGUAGE_MODEL = {
     "data.train_split": "train[:1000]",
     "train.checkpoint_every": 24,
     "decode.method": "sample",
+    "decode.temperature": 0.9,
 }
 
 

@@ -87,7 +87,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(refused):
 def test_an_odd_width_is_refused_with_sinusoidal_positions_and_says_what_to_do(refused):
     message = refused("train", *runs.flags(), NO_WORKDIR, "--config.model.d_model=63", "--config.model.num_heads=7")
     assert "config.model.d_model: sinusoidal positions" in message
-    assert "make it even, or use model.position='learned'" in message
+    assert "make it even, or use another model.position" in message
 
 
 def test_a_config_file_that_fails_is_named_with_its_line(refused, tmp_path):
@@ -197,13 +197,13 @@ def test_input_that_is_not_utf8_is_named_by_file_and_line(refused, request, tmp_
 
 
 @pytest.mark.parametrize(("command", "run", "longest"), READING)
-def test_a_sentence_that_the_model_cannot_take_is_refused_by_its_line(
+def test_a_sentence_that_the_model_cannot_take_is_refused_by_its_number(
     refused, request, tmp_path, command, run, longest
 ):
     workdir = request.getfixturevalue(run)
     (tmp_path / "in.txt").write_text("one\n" + "1 " * 200 + "\n")
     message = refused(command, f"--workdir={workdir}", "--input=in.txt", "--output=out.txt")
-    assert "line 2: " in message
+    assert "text 2: " in message
     assert f"the model takes at most {longest}" in message
 
 
@@ -256,12 +256,14 @@ def test_the_workdir_of_another_shape_is_refused_with_both_shapes(refused, finis
         ("--seed=-1", "config.decode.seed: expected 0 or more, got -1"),
         ("--max_extra_length=-1", "config.decode.max_extra_length: expected 0 or more, got -1"),
         ("--count=0", "count"),
+        ("--method=greedy --top_k=3", "config.decode.top_k: goes with decode.method='sample' only"),
+        ("--prompt=k\udce4se", "--prompt: expected UTF-8, got 'k\\udce4se'"),
         ("--config.decode.seed=1", "config.decode.seed"),
         ("--output=no/such/folder/out.txt", "--output=no/such/folder/out.txt: cannot be written"),
     ],
 )
 def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_model, flag, words):
-    assert words in refused("generate", f"--workdir={finished_language_model}", flag)
+    assert words in refused("generate", f"--workdir={finished_language_model}", *flag.split())
 
 
 @pytest.mark.parametrize(
@@ -271,6 +273,7 @@ def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_
         ("atention --workdir={run}", "plot: expected one of attention, positions, schedule, metrics, got 'atention'"),
         ("attention --workdir={run}", "--text: expected the text to read"),
         ("schedule --workdir={run} --text=3", "--text: goes with plot attention"),
+        ("attention --workdir={run} --text=k\udce4se", "--text: expected UTF-8, got 'k\\udce4se'"),
         ("attention --workdir=none --text=3", "none: expected the workdir of a run, but it has no config.json"),
         ("positions --workdir=none", "none: expected the workdir of a run, but it has no config.json"),
         ("schedule --workdir=none", "none: expected the workdir of a run, but it has no config.json"),
@@ -293,7 +296,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_and_nothing_is_written(
 @pytest.mark.parametrize("text", ["", "1 " * 200])
 def test_a_text_that_has_no_token_or_too_many_is_not_drawn(refused, finished_classifier, text):
     arguments = [f"--workdir={finished_classifier}", f"--text={text}", "--output=out"]
-    assert ("line 1: " if text else "--text: ") in refused("plot", "attention", *arguments)
+    assert ("text 1: " if text else "--text: ") in refused("plot", "attention", *arguments)
 
 
 @pytest.mark.parametrize("command", ["translate", "evaluate", "classify", "generate"])

@@ -329,6 +329,8 @@ def test_a_wrong_number_for_generating_ends_with_2_and_one_line(flag, capsys):
         ("metrics a", ("metrics", ["a"], "", "a/plots")),
         ("metrics a b --output=o c", ("metrics", ["a", "b", "c"], "", "o")),
         ("metrics --output=o a b", ("metrics", ["a", "b"], "", "o")),
+        ("metrics a --output o b", ("metrics", ["a", "b"], "", "o")),
+        ("metrics --workdir w", ("metrics", ["w"], "", "w/plots")),
     ],
 )
 def test_plotting_takes_a_kind_and_a_folder_or_for_metrics_several(arguments, expected):

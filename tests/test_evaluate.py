@@ -17,6 +17,8 @@ from flaxformer_lite.model import transformer
 from flaxformer_lite.training import parallel, report
 from flaxformer_lite.training.step import param_shapes
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 REFERENCES = ["der 3. Mai", "12,50 €", "vor 3 Tagen", "drei", "7 km"]
 HYPOTHESES = ["der 3. Mai", "12,5 €", "vor 3 Tagen", "", "7 km"]
 
@@ -189,8 +191,8 @@ def test_a_model_to_which_all_tokens_are_equally_likely_has_the_bits_of_the_voca
     zero = jax.tree.map(np.zeros_like, params_of("decoder_lm"))
     values = evaluator_of(config)(zero, pipeline.make_split(TEXTS, Letters, config), decode=0).values
     tokens, size = sum(len(text) + 1 for text in USED), sum(len(text.encode()) for text in USED)
-    assert values["loss"] == pytest.approx(math.log(V), rel=1e-6)
-    assert values["bits_per_byte"] == pytest.approx(tokens * math.log2(V) / size, rel=1e-6)
+    assert values["loss"] == pytest.approx(math.log(V), rel=1e-5)
+    assert values["bits_per_byte"] == pytest.approx(tokens * math.log2(V) / size, rel=1e-5)
 
 
 def test_packed_texts_are_measured_as_texts_in_rows_of_their_own():

@@ -10,10 +10,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD
-from flaxformer_lite.decoding.generate import Decoder, continue_text, padded_length, translate
+from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
+from flaxformer_lite.decoding.generate import Decoder, continue_text, make_pick, padded_length, translate
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 V, MAX_LENGTH, EXTRA = 11, 19, 3
 CONFIG = ModelConfig(
@@ -283,6 +285,12 @@ def test_what_is_drawn_for_a_text_depends_on_its_number():
     texts = sampled()([np.array([5, 6, 7], np.int32)] * 7)
     assert len({tuple(ids) for ids in texts}) > 1
     assert sampled()(PROMPTS[::-1])[::-1] != sampled()(PROMPTS)
+
+
+def test_symbols_that_no_text_holds_are_never_drawn_but_the_end():
+    pick = make_pick(SAMPLED, jnp.arange(1009))
+    drawn = set(pick(jnp.zeros((1009, V)), jnp.int32(5)).tolist())
+    assert drawn == set(range(V)) - {PAD, BOS, UNK}
 
 
 def test_drawing_from_the_likeliest_token_alone_is_greedy_decoding():

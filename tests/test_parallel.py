@@ -122,6 +122,7 @@ def test_steps_are_compiled_for_the_shapes_and_types_that_batches_have(architect
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch) == expected
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize(("architecture", "microbatches"), JOBS)
 @pytest.mark.parametrize("arm", ["mesh of 8", "pmap over 8"])
 def test_the_losses_are_those_of_one_device(arm, architecture, microbatches):
@@ -142,6 +143,7 @@ def test_the_losses_are_those_of_one_device(arm, architecture, microbatches):
     np.testing.assert_array_equal(state.key_data, expected_state.key_data)
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_the_table_of_mistakes_holds_every_text_of_the_batch_once():
     _, measured, mistakes, _ = train("one device", "encoder_classifier", 1)
     classes, counts = np.unique(batches("encoder_classifier")[0]["label"], return_counts=True)
@@ -161,6 +163,7 @@ def eval_loss(batch: dict[str, np.ndarray]) -> float:
     return metrics.divide(jax.device_get(run(params, batch)))["loss"]
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_the_first_loss_would_differ_without_dropout():
     """So the comparison above sees whether devices drop the same elements."""
     losses, *_ = train("one device", "encoder_decoder", 1)

@@ -17,6 +17,8 @@ from flaxformer_lite.model import positions, transformer
 from flaxformer_lite.training import parallel
 from flaxformer_lite.training.step import param_shapes
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 V, LONGEST, HEADS = 29, 23, 3
 MODEL = ModelConfig(
     vocab_size=V, num_classes=7, d_model=14, num_heads=HEADS, d_head=6, d_ff=11, num_encoder_layers=2,

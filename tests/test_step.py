@@ -27,6 +27,8 @@ from flaxformer_lite.training.step import (
     train_step,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 V, CLASSES = 23, 3
 
 
@@ -96,8 +98,7 @@ def state():
 
 @functools.cache
 def jitted(function, **options):
-    # Soon compiled, and seldom run.
-    return jax.jit(functools.partial(function, **options), compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(functools.partial(function, **options))
 
 
 def step_with(state, batch=BATCH, *, model=MODEL, smoothing=0.1, microbatches=1):

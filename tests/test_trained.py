@@ -14,12 +14,14 @@ from flaxformer_lite.model import transformer
 from flaxformer_lite.training import parallel
 from flaxformer_lite.training.step import param_shapes
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 V, LONGEST, EXTRA = 29, 23, 5
 MODEL = ModelConfig(
     vocab_size=V, d_model=14, num_heads=7, d_ff=11, num_encoder_layers=1, num_decoder_layers=1, max_length=LONGEST
 )
 NAMES = ["da", "nb", "zh"]
-TOO_LONG = "line {}: {} tokens, and the model takes at most {}; split it into shorter sentences. It begins: 'F"
+TOO_LONG = "text {}: {} tokens, and the model takes at most {}; split it into shorter sentences. It begins: 'F"
 
 
 class Letters:
@@ -54,7 +56,7 @@ def make_texts(number, longest=LONGEST - 2):
 TEXTS = make_texts(17)
 
 
-def assert_refuses_by_its_line(answer, longest):
+def assert_refuses_by_its_number(answer, longest):
     """Texts of `longest` tokens are taken, and one more is too many."""
     assert len(answer(["F" * longest])) == 1
     with pytest.raises(ValueError) as caught:
@@ -69,8 +71,8 @@ def test_a_translator_keeps_the_order_and_answers_an_empty_text_with_an_empty_te
     assert answers[1:-1] == [translator([text])[0] for text in TEXTS]
 
 
-def test_a_translator_refuses_a_text_that_is_too_long_and_names_its_line():
-    assert_refuses_by_its_line(translate.Translator(run_of("encoder_decoder")), LONGEST - 1)  # and an end symbol
+def test_a_translator_refuses_a_text_that_is_too_long_by_its_number():
+    assert_refuses_by_its_number(translate.Translator(run_of("encoder_decoder")), LONGEST - 1)  # and an end symbol
 
 
 def expected_probabilities(text):
@@ -107,9 +109,9 @@ def test_a_class_does_not_depend_on_how_many_texts_come_with_it_or_on_the_device
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned"])
-def test_a_classifier_refuses_a_text_that_is_too_long_and_names_its_line(position):
+def test_a_classifier_refuses_a_text_that_is_too_long_by_its_number(position):
     run = run_of("encoder_classifier", position=position)
-    assert_refuses_by_its_line(classify.Classifier(run), LONGEST - 2)  # and a start and an end symbol
+    assert_refuses_by_its_number(classify.Classifier(run), LONGEST - 2)  # and a start and an end symbol
 
 
 def test_a_writer_begins_with_the_prompt_and_goes_on_by_so_many_tokens_at_most():
@@ -119,8 +121,8 @@ def test_a_writer_begins_with_the_prompt_and_goes_on_by_so_many_tokens_at_most()
     assert any(len(text) > len(prompt) for prompt, text in zip(["", *TEXTS], texts, strict=True))
 
 
-def test_a_writer_refuses_a_prompt_that_is_too_long_and_names_its_line():
-    assert_refuses_by_its_line(generate.Writer(run_of("decoder_lm")), LONGEST - 1)  # and a start symbol
+def test_a_writer_refuses_a_prompt_that_is_too_long_by_its_number():
+    assert_refuses_by_its_number(generate.Writer(run_of("decoder_lm")), LONGEST - 1)  # and a start symbol
 
 
 SAMPLED = {"method": "sample", "temperature": 2.0, "max_extra_length": 11}
