@@ -308,6 +308,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str | tuple[str, str]
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EVERY_WAY if name != "one device"])
 def test_a_whole_run_logs_the_losses_of_one_device(ways, name):
     expected, actual = runs.losses(ways["one device"]), runs.losses(ways[name])
@@ -328,6 +329,7 @@ def assert_went_on(ways: dict, pair: tuple[str, str]) -> None:
     assert len(events) == 2  # one a start, so it did go on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", TAKEN_UP, ids=" then ".join)
 def test_a_checkpoint_written_in_one_way_goes_on_in_another(ways, pair):
     assert_went_on(ways, pair)
