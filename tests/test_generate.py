@@ -287,6 +287,12 @@ def test_what_is_drawn_for_a_text_depends_on_its_number():
     assert sampled()(PROMPTS[::-1])[::-1] != sampled()(PROMPTS)
 
 
+def test_a_row_draws_anew_for_every_token():
+    pick, alike_BV = make_pick(SAMPLED, jnp.arange(97)), jnp.zeros((97, V))
+    first, second, again = (pick(alike_BV, jnp.int32(index)).tolist() for index in (5, 6, 5))
+    assert first == again != second
+
+
 def test_symbols_that_no_text_holds_are_never_drawn_but_the_end():
     pick = make_pick(SAMPLED, jnp.arange(1009))
     drawn = set(pick(jnp.zeros((1009, V)), jnp.int32(5)).tolist())
