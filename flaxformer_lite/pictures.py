@@ -1,8 +1,9 @@
 """The pictures of a run: its arrays, computed and handed to `plots`. Each function returns the files it wrote."""
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import flax.linen as nn
@@ -71,7 +72,8 @@ def attention(workdir: Path, text: str, output: Path) -> list[Path]:
     grid = lambda each: (each.weights_NHTS, each.query_tokens, each.key_tokens)  # noqa: E731
     figures = {each.name.replace(" ", "_"): plots.attention_grid(*grid(each), title=each.name) for each in maps}
     written, page = _save(figures, output), output / "attention.html"
-    workdir_lib.write_whole(page, plots.attention_page(maps, title=text))
+    with _named(output):
+        workdir_lib.write_whole(page, plots.attention_page(maps, title=text))
     return [*written, page]
 
 
@@ -145,7 +147,14 @@ def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
 
 
 def _save(figures: Mapping[str, plots.Figure], output: Path) -> list[Path]:
-    try:
+    with _named(output):
         return [path for name, figure in figures.items() for path in plots.save(figure, output, name)]
+
+
+@contextlib.contextmanager
+def _named(output: Path) -> Iterator[None]:
+    """Says of what cannot be written that it is `output`."""
+    try:
+        yield
     except OSError as error:
         raise ValueError(f"--output={output}: cannot be written to: {error.strerror or error}.") from error

@@ -233,3 +233,10 @@ def test_metrics_of_a_folder_that_is_no_run_or_has_logged_nothing_are_refused(tm
     with pytest.raises(ValueError, match=r"silent: there is nothing in metrics\.jsonl yet; train this run first"):
         pictures.metrics([fine, silent], tmp_path)
     assert figures == {}
+
+
+def test_a_page_that_cannot_be_written_is_refused_in_words_although_the_pictures_were(tmp_path, monkeypatch):
+    monkeypatch.setattr(trained, "load", lambda workdir: run_of("decoder_lm"))
+    (tmp_path / "attention.html").mkdir()
+    with pytest.raises(ValueError, match=r"^--output=.*: cannot be written to: Is a directory"):
+        pictures.attention(tmp_path, TEXT, tmp_path)
