@@ -1,7 +1,6 @@
-"""Every setting and its default: frozen dataclasses, and the one crossing from a user's ConfigDict to them.
+"""The one crossing from a user's ConfigDict to the typed settings of `fields`, strict.
 
-The defaults are the base model of "Attention Is All You Need" (sections 3, 5 and 6.1). A config file only
-states what differs:
+A config file only states what differs from the defaults:
 
     from flaxformer_lite.config import default_config
 
@@ -21,172 +20,45 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from flaxformer_lite.fields import (
+    BELOW_ONE,
+    CHOICES,
+    HIGHEST,
+    LOWEST,
+    MAY_DIFFER_ON_RESUME,
+    POSITIVE,
+    PRODUCT_POSITIONS,
+    READ_IF,
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    TrainConfig,
+)
 
-@dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The shape of the Transformer. "Section" and "Table" without a name are those of "Attention Is All You Need"."""
-
-    architecture: str = (
-        "encoder_decoder"  # section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
-    )
-    vocab_size: int | None = None  # ids 0..vocab_size-1; None: as many as the tokenizer has; section 5.1
-    d_model: int = 512  # width of embeddings and of every layer's input and output; section 3.1
-    num_heads: int = 8  # attention heads; section 3.2.2
-    num_kv_heads: int | None = None  # heads of keys and values that queries share (Ainslie 2023); None: num_heads
-    d_head: int | None = None  # size of one head's queries, keys and values; None: d_model / num_heads; section 3.2.2
-    d_ff: int = 2048  # inner width of the feed-forward network; section 3.3
-    num_encoder_layers: int = 6  # section 3.1
-    num_decoder_layers: int = 6  # section 3.1
-    max_length: int = 256  # longest source or target, in tokens with end of sentence; section 3.5
-    position: str = "sinusoidal"  # section 3.5; the schemes, and the source of each, are in model/positions.py
-    rope_base: float = 10000.0  # 'rotary': the longest wavelength is 2 pi times this (Su 2021, section 3.2.2)
-    relative_clip: int = 16  # 'relative': distances beyond this share one vector (Shaw 2018, section 3.2)
-    relative_values: bool = False  # 'relative': vectors are added to values too (Shaw 2018, equation 3)
-    attention: str = "dot_product"  # section 3.2.1; 'additive' (Bahdanau 2015, appendix A.1.2), which it discusses
-    attention_window: int | None = None  # farthest token that self-attention sees; None: all; section 4
-    backend: str = "auto"  # what computes attention, to the same result; section 3.2.1 and model/backends.py
-    norm: str = "layer_norm"  # section 3.1 (Ba 2016); 'rms_norm' (Zhang 2019)
-    norm_placement: str = "post"  # section 3.1: LayerNorm(x + sublayer(x)); 'pre' (Xiong 2020): x + sublayer(norm(x))
-    norm_epsilon: float = 1e-6  # added to the variance before the square root (Ba 2016)
-    activation: str = "relu"  # section 3.3; 'gelu', 'silu' and gated 'reglu', 'geglu', 'swiglu' (Shazeer 2020)
-    use_bias: bool = True  # in attention, feed-forward and LayerNorm; section 3.3. False: Chowdhery 2022, section 2
-    output_bias: bool = False  # one number a token, added to the logits; section 3.4 has none
-    tie_embeddings: bool = True  # source, target and output share one matrix, section 3.4; False: a matrix each
-    pooling: str = "mean"  # 'encoder_classifier': 'mean' of a text's vectors, or its 'first' (Devlin 2019, section 3)
-    num_classes: int | None = None  # 'encoder_classifier': None: as many as the dataset has (Devlin 2019, section 3)
-    dropout: float = 0.1  # on embeddings and on each sublayer's output; section 5.4
-    attention_dropout: float = 0.0  # on attention weights (Devlin 2019, appendix A.2); section 5.4 names none
-    dtype: str = "float32"  # of activations, or 'bfloat16' (Kalamkar 2019); parameters, softmax, loss stay float32
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """What to learn from, and how it is cut into batches."""
-
-    dataset: str = "cldr_translate/en-de"  # a TFDS dataset that suits model.architecture: name/config
-    source_language: str | None = None  # translation: the side to translate from; None: the first in the dataset's name
-    text_features: str | None = None  # classifier, language model: 'a,b' joined to one text; None: all texts it has
-    train_split: str = "train"  # TFDS split, slices allowed: 'train[:10%]'
-    validation_split: str = "validation"  # measured at each evaluation; picks the best checkpoint
-    test_split: str = "test"  # measured once, at the end
-    tokenizer: str = "unigram"  # SentencePiece model: 'unigram' or 'bpe'; section 5.1 uses byte-pair encoding
-    vocab_size: int = 37000  # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
-    tokens_per_batch: int = 25000  # target positions of a batch, padding included; section 5.1
-    buckets: tuple[int, ...] = (32, 64, 128, 256)  # lengths batches are padded to; one compilation each
-    packing: bool = False  # 'decoder_lm': texts one after another in rows of the longest bucket, each on its own
-    rows_multiple: int = 8  # a batch's rows are a multiple of this, so that devices can share them
-    seed: int = 0  # of the order of examples
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimConfig:
-    """Adam with warmup; section 5.3."""
-
-    schedule: str = "paper"  # 'paper': equation 3; 'inverse_sqrt': the same, named by its peak; 'linear': up, then to 0
-    learning_rate: float = 1.0  # 'paper': factor of equation 3; else the highest rate reached
-    warmup_steps: int = 4000  # steps of linear increase
-    b1: float = 0.9  # decay of the mean of gradients
-    b2: float = 0.98  # decay of the mean of squared gradients
-    eps: float = 1e-9  # added to the denominator of the update
-    clip_norm: float | None = None  # largest global gradient norm; None: no clipping
-    accumulate_steps: int = 1  # microbatches a batch is split into; the result is that of the whole batch
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """How long to train, and what to keep."""
-
-    num_steps: int = 100_000  # updates of the parameters
-    label_smoothing: float = 0.1  # probability taken from the true token and spread evenly; section 5.4
-    seed: int = 0  # of initialisation and dropout
-    log_every: int = 100  # steps between lines of metrics.jsonl
-    eval_every: int = 5000  # steps between evaluations on the validation split
-    checkpoint_every: int = 1000  # steps between checkpoints; there is one at each evaluation too
-    keep_newest: int = 2  # newest checkpoints kept
-    keep_best: int = 1  # best checkpoints kept
-    best_metric: str = "loss"  # on validation: 'loss', 'accuracy', 'exact_match', 'bleu' or 'chrf'
-    patience: int | None = None  # evaluations without a better best_metric before stopping; None: never
-    decode_examples: int = 200  # validation examples translated at each evaluation; 0: no samples
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeConfig:
-    """How texts are written."""
-
-    method: str = "greedy"  # 'greedy': the likeliest token; 'sample': drawn from what temperature, top_k, top_p leave
-    temperature: float = 1.0  # 'sample': logits are divided by this; below 1 likely tokens become likelier
-    top_k: int | None = None  # 'sample': only the k likeliest tokens (Fan 2018, section 5.4); None: all
-    top_p: float | None = None  # 'sample': only the likeliest that make up this share (Holtzman 2020); None: all
-    seed: int = 0  # 'sample': of the draws
-    max_extra_length: int = 50  # most tokens beyond those of the source, or of the prompt; section 6.1
-
-
-@dataclasses.dataclass(frozen=True)
-class ParallelConfig:
-    """How devices share the work."""
-
-    mode: str = "mesh"  # 'mesh': jit over a device mesh; 'pmap': one replica a device. Equal results
-    data: int = -1  # devices that split the batch; -1: all
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """A whole run."""
-
-    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-    data: DataConfig = dataclasses.field(default_factory=DataConfig)
-    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
-    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
-    decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
-    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
-
-
-CHOICES = {
-    "model.architecture": ("encoder_decoder", "encoder_classifier", "decoder_lm"),
-    "model.position": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "alibi", "none"),
-    "model.attention": ("dot_product", "additive"),
-    "model.backend": ("auto", "reference", "blockwise", "xla", "cudnn", "flash"),
-    "model.norm": ("layer_norm", "rms_norm"),
-    "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "swiglu"),
-    "model.pooling": ("mean", "first"),
-    "model.norm_placement": ("post", "pre"),
-    "model.dtype": ("float32", "bfloat16"),
-    "data.tokenizer": ("unigram", "bpe"),
-    "optim.schedule": ("paper", "inverse_sqrt", "linear"),
-    "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf"),
-    "decode.method": ("greedy", "sample"),
-    "parallel.mode": ("mesh", "pmap"),
-}
-PRODUCT_POSITIONS = ("rotary", "relative")  # they act through query . key, which additive attention has not
-# Inclusive lowest values; a field that is not here may be any number its type allows.
-AT_LEAST_ONE = """
-    model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length model.num_encoder_layers
-    model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
-    optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every train.eval_every train.checkpoint_every
-    train.keep_newest train.patience decode.top_k
-""".split()
-AT_LEAST_ZERO = "train.keep_best train.decode_examples decode.max_extra_length data.seed train.seed decode.seed".split()
-LOWEST = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0), "model.num_classes": 2}
-LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8}
-HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {"decode.max_extra_length": 2**20}
-POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
-POSITIVE += ("decode.temperature", "decode.top_p")
-BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "optim.b1", "optim.b2")
-
-# Fields that are read only where another field has this value: elsewhere they would be ignored.
-READ_IF = {
-    **dict.fromkeys(("model.relative_clip", "model.relative_values"), ("model.position", "relative")),
-    "model.rope_base": ("model.position", "rotary"),
-    "model.pooling": ("model.architecture", "encoder_classifier"),
-    **dict.fromkeys(
-        [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")
-    ),
-}
-
-# What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for
-# rounding under another model.backend, and for the 'linear' schedule, which ends at a new train.num_steps.
-RESUMED = "num_steps log_every eval_every checkpoint_every keep_newest keep_best patience decode_examples".split()
-MAY_DIFFER_ON_RESUME = ("parallel.", "decode.", "model.backend", *(f"train.{name}" for name in RESUMED))
+__all__ = [  # what users need, from one place
+    "CHOICES",
+    "MAY_DIFFER_ON_RESUME",
+    "READ_IF",
+    "Config",
+    "DataConfig",
+    "DecodeConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "ParallelConfig",
+    "TrainConfig",
+    "check_model",
+    "default_config",
+    "did_you_mean",
+    "differences",
+    "resolve",
+    "to_config_dict",
+    "to_dict",
+    "with_classes",
+    "with_vocabulary",
+]
 
 
 def default_config() -> config_dict.ConfigDict:

@@ -48,7 +48,7 @@ def changed_copy(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 def test_a_new_scheme_is_a_function_a_branch_a_word_and_a_test():
     assert SCHEME not in CHOICES["model.position"]
-    files = ["flaxformer_lite/config.py", "flaxformer_lite/model/positions.py", "tests/test_positions.py"]
+    files = ["flaxformer_lite/fields.py", "flaxformer_lite/model/positions.py", "tests/test_positions.py"]
     assert sorted(changed_files()) == files
     assert 0 < len(re.findall(r"^\+(?!\+\+ )", DIFF, re.MULTILINE)) <= 40
 
