@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from flaxformer_lite import command_line
+from flaxformer_lite import command_line, commands
 from flaxformer_lite.command_line import complain, exit_now, fail
 
 USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tells more)
@@ -22,7 +22,7 @@ All but train, plot schedule and plot metrics use the best model of the run."""
 
 def train(arguments: Sequence[str]) -> int:
     """flags -> training.loop.fit; returns the exit code."""
-    request = command_line.parse_train(arguments)
+    request = commands.parse_train(arguments)
     from flaxformer_lite import runtime
 
     runtime.start()
@@ -42,7 +42,7 @@ def train(arguments: Sequence[str]) -> int:
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Prints all metrics of a split."""
-    request = command_line.parse_evaluate(arguments)
+    request = commands.parse_evaluate(arguments)
     from flaxformer_lite import runtime
 
     runtime.start()
@@ -58,7 +58,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def translate(arguments: Sequence[str]) -> int:
     """Reads lines, writes as many."""
-    request = command_line.parse_text(arguments, "translate")
+    request = commands.parse_text(arguments, "translate")
     from flaxformer_lite import runtime
 
     runtime.start()
@@ -72,7 +72,7 @@ def translate(arguments: Sequence[str]) -> int:
 
 def classify(arguments: Sequence[str]) -> int:
     """Reads lines, writes the class of each."""
-    request = command_line.parse_text(arguments, "classify")
+    request = commands.parse_text(arguments, "classify")
     from flaxformer_lite import runtime
 
     runtime.start()
@@ -86,7 +86,7 @@ def classify(arguments: Sequence[str]) -> int:
 
 def generate(arguments: Sequence[str]) -> int:
     """Writes texts, one a line."""
-    request = command_line.parse_generate(arguments)
+    request = commands.parse_generate(arguments)
     from flaxformer_lite import runtime
 
     runtime.start()
@@ -99,7 +99,7 @@ def generate(arguments: Sequence[str]) -> int:
 
 def plot(arguments: Sequence[str]) -> int:
     """Draws, and prints what it wrote."""
-    request = command_line.parse_plot(arguments)
+    request = commands.parse_plot(arguments)
     from flaxformer_lite import runtime
 
     runtime.start()

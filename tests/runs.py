@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from flaxformer_lite import command_line
+from flaxformer_lite import commands
 from flaxformer_lite.config import Config
 from flaxformer_lite.training import loop, writers
 
@@ -80,7 +80,7 @@ def flags(changes: dict[str, object] | None = None) -> list[str]:
 
 def small_config(changes: dict[str, object] | None = None) -> Config:
     """What `flags` say."""
-    return command_line.parse_train(flags(changes)).config
+    return commands.parse_train(flags(changes)).config
 
 
 def fit(workdir: Path, changes: dict[str, object] | None = None) -> int:

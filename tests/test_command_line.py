@@ -1,8 +1,6 @@
-"""Flags, config files and overrides in; requests out, or one line that says what was wrong."""
+"""Flags, config files and overrides are read as they are meant, or one line says what was wrong."""
 
-import dataclasses
 import io
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,23 +9,16 @@ import pytest
 from absl import flags
 
 from flaxformer_lite import command_line
-from flaxformer_lite import config as config_lib
 from flaxformer_lite.command_line import (
-    PLOTS,
     find_config,
     load_config,
     override,
     parse,
-    parse_evaluate,
-    parse_generate,
-    parse_plot,
-    parse_text,
-    parse_train,
     read_lines,
     split_overrides,
     write_lines,
 )
-from flaxformer_lite.config import Config, DecodeConfig, default_config, differences, resolve
+from flaxformer_lite.config import Config, default_config, differences, resolve
 
 CONFIG_FILE = """from flaxformer_lite.config import default_config
 
@@ -246,143 +237,6 @@ def test_a_wrong_flag_ends_with_2_and_one_line(arguments, says, capsys):
         and shown.err.endswith("(--help lists the flags)\n") | ("lists them" in shown.err)
     )
     assert says in shown.err and shown.err.count("\n") == 1
-
-
-def test_training_takes_the_named_config_the_overrides_and_the_folder(config_file, tmp_path):
-    request = parse_train([f"--config={config_file}", "--config.train.seed=3", f"--workdir={tmp_path / 'run'}"])
-    assert (request.config.model.num_heads, request.config.train.seed) == (4, 3)
-    assert request.workdir == tmp_path / "run" and request.processes == (None, None, None)
-    assert not (tmp_path / "run").exists()
-
-
-def test_training_without_flags_takes_the_default_config_into_a_new_folder():
-    request = parse_train([])
-    assert request.config == resolve(load_config(find_config("default")))
-    assert request.workdir is None
-    assert request.new_workdir.parent == Path("runs") and request.new_workdir.name.startswith("default-")
-
-
-def test_training_in_the_folder_of_a_run_takes_its_config_unless_another_is_named(tmp_path):
-    config = resolve({"model": {"d_ff": 1031, "d_head": 67}})
-    (tmp_path / "config.json").write_text(json.dumps(config_lib.to_dict(config)))
-    flag = f"--workdir={tmp_path}"
-    assert parse_train([flag]).config == config
-    longer = parse_train([flag, "--config.train.num_steps=7", "--config.optim.clip_norm=2"]).config
-    assert differences(config, longer) == [("optim.clip_norm", None, 2.0), ("train.num_steps", 100_000, 7)]
-    assert parse_train([flag, "--config=smoke"]).config == resolve(load_config(find_config("smoke")))
-
-
-def test_training_in_several_processes_is_told_where_they_meet():
-    flags = ["--coordinator_address=localhost:1234", "--num_processes=3", "--process_id=2"]
-    assert parse_train(flags).processes == ("localhost:1234", 3, 2)
-
-
-def test_a_contradiction_between_overrides_is_refused():
-    with pytest.raises(ValueError, match=r"^config\.model\.num_heads: 7 heads do not divide d_model = 128"):
-        parse_train(["--config.model.num_heads=7"])
-
-
-def test_evaluating_needs_a_folder_and_takes_the_test_split_unless_told():
-    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test")
-    assert parse_evaluate(["--workdir=w", "--split=validation"]) == (Path("w"), "validation")
-
-
-def test_translating_and_classifying_read_and_write_files_or_the_standard_streams():
-    for command in ("translate", "classify"):
-        assert parse_text(["--workdir=w"], command) == (Path("w"), None, None)
-        paths = parse_text(["--workdir=w", "--input=a", "--output=b"], command)
-        assert paths == (Path("w"), Path("a"), Path("b"))
-
-
-def test_generating_writes_one_text_of_nothing_as_the_run_would_unless_told():
-    assert parse_generate(["--workdir=w"]) == (Path("w"), "", 1, {}, None)
-    request = parse_generate(["--workdir=w", "--prompt=a b", "--count=3", "--output=o"])
-    assert request == (Path("w"), "a b", 3, {}, Path("o"))
-
-
-def test_generating_takes_every_field_of_decoding_by_its_name_and_type():
-    values = {"method": "sample", "temperature": 0.5, "top_k": 7, "top_p": 0.75, "seed": 11, "max_extra_length": 0}
-    assert values.keys() == {field.name for field in dataclasses.fields(DecodeConfig)}
-    flags = [f"--{name}={value}" for name, value in values.items()]
-    assert parse_generate(["--workdir=w", *flags]).decode == values
-    for name, value in values.items():
-        assert parse_generate(["--workdir=w", f"--{name}={value}"]).decode == {name: value}
-
-
-@pytest.mark.parametrize("flag", ["--count=0", "--count=-1", "--count=two", "--top_k=1.5", "--temperature=hot"])
-def test_a_wrong_number_for_generating_ends_with_2_and_one_line(flag, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse_generate(["--workdir=w", flag])
-    assert caught.value.code == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and flag.partition("=")[0].strip("-") in shown.err and shown.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("attention --workdir=w --text=abc", ("attention", ["w"], "abc", "w/plots")),
-        ("attention --workdir w --text abc --output o", ("attention", ["w"], "abc", "o")),
-        ("positions --workdir=w", ("positions", ["w"], "", "w/plots")),
-        ("schedule --output=o --workdir=w", ("schedule", ["w"], "", "o")),
-        ("metrics --workdir=w", ("metrics", ["w"], "", "w/plots")),
-        ("metrics a", ("metrics", ["a"], "", "a/plots")),
-        ("metrics a b --output=o c", ("metrics", ["a", "b", "c"], "", "o")),
-        ("metrics --output=o a b", ("metrics", ["a", "b"], "", "o")),
-        ("metrics a --output o b", ("metrics", ["a", "b"], "", "o")),
-        ("metrics --workdir w", ("metrics", ["w"], "", "w/plots")),
-    ],
-)
-def test_plotting_takes_a_kind_and_a_folder_or_for_metrics_several(arguments, expected):
-    kind, folders, text, output = expected
-    assert parse_plot(arguments.split()) == (kind, [Path(folder) for folder in folders], text, Path(output))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("", "plot: expected one of attention, positions, schedule, metrics, got 'nothing' (--help tells more)"),
-        ("--workdir=w", "plot: expected one of attention, positions, schedule, metrics, got 'nothing'"),
-        ("atention --workdir=w", "plot: expected one of attention, positions, schedule, metrics, got 'atention'"),
-        ("attention --text=abc", "--workdir: expected the folder of a run, got nothing"),
-        ("metrics", "--workdir: expected the folder of a run, got nothing"),
-        ("metrics a --workdir=w", "plot metrics: name the folders one after another, or one by --workdir, not both."),
-        ("attention --workdir=w", "--text: expected the text to read."),
-        ("attention --workdir=w --text=", "--text: expected the text to read."),
-        ("positions --workdir=w --text=abc", "--text: goes with plot attention."),
-        ("metrics a --text=abc", "--text: goes with plot attention."),
-    ],
-)
-def test_what_cannot_be_plotted_is_refused(arguments, says):
-    with pytest.raises(ValueError) as caught:
-        parse_plot(arguments.split())
-    assert str(caught.value).startswith(says)
-
-
-@pytest.mark.parametrize("arguments", ["schedule w", "attention w --text=abc", "metrics a --no_such_flag"])
-def test_a_word_or_a_flag_too_many_for_plotting_ends_with_2_and_one_line(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse_plot(arguments.split())
-    assert caught.value.code == 2
-    shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.startswith("error: ") and shown.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("kind", [[], *([kind] for kind in PLOTS)], ids=str)
-def test_help_for_plotting_shows_all_kinds(kind, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse_plot([*kind, "--help"])
-    assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(each in shown for each in PLOTS) and "--output" in shown
-
-
-@pytest.mark.parametrize(
-    "parser", [parse_evaluate, parse_generate, lambda arguments: parse_text(arguments, "translate")]
-)
-def test_a_command_on_a_run_without_its_folder_is_refused(parser):
-    with pytest.raises(ValueError, match=r"^--workdir: expected the folder of a run, got nothing"):
-        parser([])
 
 
 @pytest.mark.parametrize(

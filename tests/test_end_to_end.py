@@ -16,7 +16,7 @@ import runs
 
 from flaxformer_lite import __main__, classify, generate, runtime, trained, translate
 from flaxformer_lite import evaluate as evaluate_module
-from flaxformer_lite.command_line import PLOTS
+from flaxformer_lite.commands import PLOTS
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.loader import fill_rows

@@ -9,13 +9,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import runs
 
-from flaxformer_lite import command_line, runtime
+from flaxformer_lite import command_line, commands, runtime
 from flaxformer_lite.training import parallel
 
 if __name__ == "__main__":
     jobs, *flags = sys.argv[1:]
     runtime.start()
-    parallel.initialize(*command_line.parse_train(["--config=smoke", *flags]).processes)
+    parallel.initialize(*commands.parse_train(["--config=smoke", *flags]).processes)
     code = 0
     for workdir, changes in json.loads(jobs):
         code = code or runs.fit(Path(workdir), changes)
