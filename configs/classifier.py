@@ -2,7 +2,7 @@
 
 Data      cldr_language: 47,000 phrases with words in them, made on the machine; no download
 Hardware  2 CPU cores
-Time      16 minutes on a machine that was busy with other work
+Time      5 minutes, corpus, tokenizer and compiling included
 Expected  97.2 % of the test split, 98.0 % of the validation split
 Command   python train.py --config=classifier
 """
