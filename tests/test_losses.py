@@ -3,11 +3,12 @@
 import math
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.training.losses import cross_entropy
+from flaxformer_lite.training.losses import LOGITS_AT_ONCE, cross_entropy, parts_of, summed_over_parts
 
 B, T, V = 3, 5, 7
 RNG = np.random.default_rng(0)
@@ -81,3 +82,53 @@ def test_large_logits_and_bfloat16_are_summed_in_float32():
     total, _ = cross_entropy(half, LABELS, WEIGHTS)
     assert total.dtype == jnp.float32
     np.testing.assert_array_equal(total, cross_entropy(half.astype(jnp.float32), LABELS, WEIGHTS)[0])
+
+
+MATRIX = RNG.normal(size=(V, 11)).astype(np.float32)
+FEATURES = RNG.normal(size=(12, T, 11)).astype(np.float32)
+OF_FEATURES = RNG.integers(0, V, (12, T)), RNG.random((12, T)).astype(np.float32)
+
+
+def loss_of_features(x_BTD, matrix_VD, labels_BT, weights_BT):
+    logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD)
+    objective, weight = cross_entropy(logits_BTV, labels_BT, weights_BT, label_smoothing=0.1)
+    return objective, {"weight": weight, "largest": logits_BTV.max(axis=(1, 2)).sum()}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 12])
+def test_the_loss_of_a_batch_is_the_sum_over_its_parts_and_so_is_its_gradient(parts):
+    def in_parts(x_BTD, matrix_VD):
+        objective, sums = summed_over_parts(loss_of_features, x_BTD, matrix_VD, *OF_FEATURES, parts=parts)
+        return 3 * objective, sums  # so that what comes after counts too
+
+    def at_once(x_BTD, matrix_VD):
+        objective, sums = loss_of_features(x_BTD, matrix_VD, *OF_FEATURES)
+        return 3 * objective, sums
+
+    value, gradient = (
+        jax.value_and_grad(f, argnums=(0, 1), has_aux=True)(FEATURES, MATRIX) for f in (in_parts, at_once)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), value, gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), in_parts(FEATURES, MATRIX), value[0])
+
+
+def largest_array(jaxpr):
+    """Elements of the largest array that a program or one within it computes."""
+    inner = [largest_array(inner) for equation in jaxpr.eqns for inner in jax.extend.core.jaxprs_in_params(equation.params)]
+    return max([math.prod(v.aval.shape) for equation in jaxpr.eqns for v in equation.outvars] + inner)
+
+
+def test_the_logits_of_one_part_are_all_that_exist_at_a_time():
+    wide = RNG.normal(size=(1009, 11)).astype(np.float32)  # so that logits are larger than all else
+
+    def largest(parts):
+        loss = lambda x, matrix: summed_over_parts(loss_of_features, x, matrix, *OF_FEATURES, parts=parts)  # noqa: E731
+        return largest_array(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1), has_aux=True))(FEATURES, wide).jaxpr)
+
+    assert (largest(1), largest(4)) == (12 * T * 1009, 3 * T * 1009)
+
+
+def test_rows_are_taken_in_the_fewest_equal_parts_that_are_small_enough(monkeypatch):
+    monkeypatch.setitem(LOGITS_AT_ONCE, jax.default_backend(), 1000)
+    assert [parts_of(rows, 100) for rows in (10, 11, 12, 20, 24, 1)] == [1, 11, 2, 2, 3, 1]
+    assert parts_of(6, 5000) == 6  # a row cannot be split

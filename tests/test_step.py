@@ -15,7 +15,7 @@ import pytest
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.model.dropout import Dropout
-from flaxformer_lite.model.transformer import build_model
+from flaxformer_lite.model.transformer import build_model, project
 from flaxformer_lite.training import metrics, step
 from flaxformer_lite.training.step import (
     confusion_step,
@@ -38,10 +38,18 @@ class Bigram(nn.Module):
     rate: float
     config: ModelConfig = ModelConfig(architecture="encoder_decoder")
 
-    @nn.compact
-    def __call__(self, source_BS, target_BT, *, deterministic=True, row_B=None):
-        x_BTD = nn.Embed(V, 13, name="target")(target_BT) + nn.Embed(V, 13, name="source")(source_BS).mean(1)[:, None]
-        return nn.Dense(V, name="output")(Dropout(self.rate)(x_BTD, deterministic=deterministic, row_B=row_B))
+    def setup(self):
+        self.target, self.source, self.drop = nn.Embed(V, 13), nn.Embed(V, 13), Dropout(self.rate)
+        self.matrix = self.param("matrix", nn.initializers.xavier_uniform(), (V, 13))
+
+    def __call__(self, source_BS, target_BT, **mode):
+        return project(self.features(source_BS, target_BT, **mode), self.output_weights(), self.config)
+
+    def features(self, source_BS, target_BT, **mode):
+        return self.drop(self.target(target_BT) + self.source(source_BS).mean(1)[:, None], **mode)
+
+    def output_weights(self):
+        return {"matrix": self.matrix}
 
 
 MODEL, STILL = Bigram(0.3), Bigram(0.0)
@@ -235,9 +243,11 @@ def test_a_microbatch_takes_every_so_manieth_row(state):
     class Recorder:
         config = MODEL.config
 
-        def apply(self, variables, source, target, **options):
+        def apply(self, variables, *inputs, method, **options):
+            if method == "output_weights":
+                return {"matrix": jnp.zeros((V, 13))}
             seen.append(options["row_B"])
-            return jnp.zeros((*target.shape, V)) + variables["params"]
+            return jnp.zeros((*inputs[1].shape, 13)) + variables["params"]
 
     with jax.disable_jit():
         gradient_sums(jnp.float32(0), BATCH, microbatches=4, model=Recorder())

@@ -54,24 +54,30 @@ class Inputs(nn.Module):
         return self.drop(x_BLD, **mode)
 
 
-class Logits(nn.Module):
-    """The final projection, (B, T, V) float32; with tied embeddings its matrix is theirs. Section 3.4."""
+class Output(nn.Module):
+    """The weights of the final projection; with tied embeddings its matrix is theirs. Section 3.4."""
 
     config: ModelConfig
     embedding: nn.Embed
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    def __call__(self) -> dict[str, jax.Array]:
+        """`matrix` (V, D), and where the config has one `bias` (V,): what `project` needs."""
         c = self.config
         if c.tie_embeddings:
-            matrix_VD = self.embedding.embedding
+            weights = {"matrix": self.embedding.embedding}
         else:
-            matrix_VD = self.param("kernel", nn.initializers.xavier_uniform(), (c.vocab_size, c.d_model))
-        x_BTD, matrix_VD = x_BTD.astype(c.dtype), matrix_VD.astype(c.dtype)
-        logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
+            weights = {"matrix": self.param("kernel", nn.initializers.xavier_uniform(), (c.vocab_size, c.d_model))}
         if c.output_bias:
-            logits_BTV += self.param("bias", nn.initializers.zeros, (c.vocab_size,))[None, None]
-        return logits_BTV
+            weights["bias"] = self.param("bias", nn.initializers.zeros, (c.vocab_size,))
+        return weights
+
+
+def project(x_BTD: jax.Array, weights: dict[str, jax.Array], config: ModelConfig) -> jax.Array:
+    """Logits (B, T, V), float32, by the weights of `Output`. Section 3.4."""
+    x_BTD, matrix_VD = x_BTD.astype(config.dtype), weights["matrix"].astype(config.dtype)
+    logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
+    return logits_BTV + weights["bias"][None, None] if "bias" in weights else logits_BTV
 
 
 class Encoder(nn.Module):
@@ -177,9 +183,13 @@ class EncoderDecoder(nn.Module):
         self.target_inputs = Inputs(c, self.target_embedding)
         self.encoder = Encoder(c)
         self.decoder = Decoder(c)
-        self.output = Logits(c, self.target_embedding)
+        self.output = Output(c, self.target_embedding)
 
-    def __call__(
+    def __call__(self, source_BS: jax.Array, target_BT: jax.Array, **options) -> jax.Array:
+        """Logits (B, T, V), float32, of the token after each of `target_BT`; arguments as of `features`."""
+        return project(self.features(source_BS, target_BT, **options), self.output(), self.config)
+
+    def features(
         self,
         source_BS: jax.Array,
         target_BT: jax.Array,
@@ -188,7 +198,7 @@ class EncoderDecoder(nn.Module):
         target_segment_BT: jax.Array | None = None,
         **mode,
     ) -> jax.Array:
-        """Logits (B, T, V), float32, of the token after each of `target_BT`.
+        """What the decoder makes of each token, (B, T, D): all but the projection to logits.
 
         Args:
           source_BS: int32 ids, 0 = padding.
@@ -203,12 +213,16 @@ class EncoderDecoder(nn.Module):
         source, target = Places.of(source_BS, source_segment_BS), Places.of(target_BT, target_segment_BT)
         return self._decode(target_BT, target, self._encode(source_BS, source, **mode), source, **mode)
 
+    def output_weights(self) -> dict[str, jax.Array]:
+        """What `project` makes logits of features with."""
+        return self.output()
+
     def _encode(self, source_BS: jax.Array, source: Places, **mode) -> jax.Array:
         return self.encoder(self.source_inputs(source_BS, source, **mode), source, **mode)
 
     def _decode(self, target_BT: jax.Array, target: Places, memory_BSD: jax.Array, source: Places, **mode) -> jax.Array:
         x_BTD = self.target_inputs(target_BT, target, **mode)
-        return self.output(self.decoder(x_BTD, target, memory_BSD, source, **mode))
+        return self.decoder(x_BTD, target, memory_BSD, source, **mode)
 
     def encode(self, source_BS: jax.Array, **mode) -> jax.Array:
         """The encoder's output, (B, S, D)."""
@@ -216,7 +230,8 @@ class EncoderDecoder(nn.Module):
 
     def decode(self, target_BT: jax.Array, memory_BSD: jax.Array, source_BS: jax.Array, **mode) -> jax.Array:
         """Logits (B, T, V) of the token after each of `target_BT`, given the encoder's output."""
-        return self._decode(target_BT, Places.of(target_BT), memory_BSD, Places.of(source_BS), **mode)
+        x_BTD = self._decode(target_BT, Places.of(target_BT), memory_BSD, Places.of(source_BS), **mode)
+        return project(x_BTD, self.output(), self.config)
 
     def start_cache(self, source_BS: jax.Array, max_length: int) -> DecoderCache:
         """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
@@ -230,7 +245,7 @@ class EncoderDecoder(nn.Module):
         place = Places.at(jnp.reshape(index, (1,)))
         x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)
         x_B1D, cache = self.decoder.step(x_B1D, cache, index, Places.of(source_BS))
-        return self.output(x_B1D)[:, 0], cache
+        return project(x_B1D, self.output(), self.config)[:, 0], cache
 
 
 class EncoderClassifier(nn.Module):
@@ -270,18 +285,27 @@ class DecoderLM(nn.Module):
         self.target_embedding = token_embedding(c)
         self.target_inputs = Inputs(c, self.target_embedding)
         self.decoder = Decoder(c, has_encoder=False)
-        self.output = Logits(c, self.target_embedding)
+        self.output = Output(c, self.target_embedding)
 
-    def __call__(self, target_BT: jax.Array, *, segment_BT: jax.Array | None = None, **mode) -> jax.Array:
-        """Logits (B, T, V), float32, of the token after each of `target_BT`, which starts with the start symbol.
+    def __call__(self, target_BT: jax.Array, **options) -> jax.Array:
+        """Logits (B, T, V), float32, of the token after each of `target_BT`; arguments as of `features`."""
+        return project(self.features(target_BT, **options), self.output(), self.config)
+
+    def features(self, target_BT: jax.Array, *, segment_BT: jax.Array | None = None, **mode) -> jax.Array:
+        """What the decoder makes of each token, (B, T, D): all but the projection to logits.
 
         Args:
+          target_BT: int32 ids, 0 = padding; each text starts with the start symbol.
           segment_BT: for rows that hold several texts, the number of each token's text in its row, from 1; 0 =
             padding. None: one text a row.
           mode: as in `EncoderDecoder`.
         """
         target = Places.of(target_BT, segment_BT)
-        return self.output(self.decoder(self.target_inputs(target_BT, target, **mode), target, **mode))
+        return self.decoder(self.target_inputs(target_BT, target, **mode), target, **mode)
+
+    def output_weights(self) -> dict[str, jax.Array]:
+        """What `project` makes logits of features with."""
+        return self.output()
 
     def start_cache(self, batch_size: int, max_length: int) -> DecoderCache:
         """The cache before the first of at most `max_length` calls of `decode_step`."""
@@ -293,4 +317,4 @@ class DecoderLM(nn.Module):
         place = Places.at(jnp.reshape(index, (1,)))
         x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)
         x_B1D, cache = self.decoder.step(x_B1D, cache, index)
-        return self.output(x_B1D)[:, 0], cache
+        return project(x_B1D, self.output(), self.config)[:, 0], cache

@@ -1,7 +1,14 @@
 """Losses as (sum, weight): added over microbatches and devices, and divided once."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+
+# Logits that exist at a time in training: on a CPU as many as stay in its cache, elsewhere 1 GiB of them.
+LOGITS_AT_ONCE = {"cpu": 2**22}
+LOGITS_AT_ONCE_ELSEWHERE = 2**28
 
 
 def cross_entropy(
@@ -19,3 +26,58 @@ def cross_entropy(
     expected_BT = (1 - label_smoothing) * label_BT + label_smoothing * logits_BTV.mean(axis=-1)
     loss_BT = jax.nn.logsumexp(logits_BTV, axis=-1) - expected_BT
     return (loss_BT * weights_BT).sum(), weights_BT.sum()
+
+
+def parts_of(rows: int, logits_of_row: int) -> int:
+    """Into how many equal parts to take `rows`, so that the logits of one are not too many to hold at once."""
+    at_once = LOGITS_AT_ONCE.get(jax.default_backend(), LOGITS_AT_ONCE_ELSEWHERE)
+    return next(n for n in range(1, rows + 1) if rows % n == 0 and (n == rows or rows // n * logits_of_row <= at_once))
+
+
+def summed_over_parts(
+    function: Callable[..., tuple[jax.Array, Any]], x_BTD: jax.Array, shared: Any, *rows: jax.Array, parts: int
+) -> tuple[jax.Array, Any]:
+    """The sum of `function(x, shared, *rows)` over `parts` parts of the batch, one after another.
+
+    `function` returns (what is minimised, sums to look at), all linear in the rows. The gradient of a part is computed
+    with its value, so that what is large in between, such as logits, is neither kept for later nor computed twice.
+    Part m takes every `parts`-th row, so that the parts of a batch sharded over devices stay sharded.
+
+    Args:
+      x_BTD: what is differentiated, a part each.
+      shared: what is differentiated too, whole in each part.
+      rows: arrays with leading axis B that need no gradient.
+    """
+    if parts == 1:
+        return function(x_BTD, shared, *rows)
+
+    def split(x: jax.Array) -> jax.Array:
+        return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
+
+    def join(x: jax.Array) -> jax.Array:
+        return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+    @jax.custom_vjp
+    def total(x_BTD: jax.Array, shared: Any) -> tuple[jax.Array, Any]:
+        sums = jax.lax.map(lambda part: function(part[0], shared, *part[1:]), (split(x_BTD), *map(split, rows)))
+        return jax.tree.map(lambda sum_M: sum_M.sum(axis=0), sums)
+
+    def with_gradient(x_BTD: jax.Array, shared: Any) -> tuple[tuple[jax.Array, Any], tuple[jax.Array, Any]]:
+        gradient = jax.value_and_grad(function, argnums=(0, 1), has_aux=True)
+
+        def one_part(totals: Any, part: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
+            sums, (x_gradient, shared_gradient) = gradient(part[0], shared, *part[1:])
+            return jax.tree.map(jnp.add, totals, (sums, shared_gradient)), x_gradient
+
+        inputs = split(x_BTD), *map(split, rows)
+        first = jax.tree.map(lambda x: x[0], inputs)
+        sums = jax.eval_shape(function, first[0], shared, *first[1:])
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (sums, shared))
+        (sums, shared_gradient), x_gradient = jax.lax.scan(one_part, nothing, inputs)
+        return sums, (join(x_gradient), shared_gradient)
+
+    def scaled(gradients: tuple[jax.Array, Any], cotangents: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        return jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), gradients)
+
+    total.defvjp(with_gradient, scaled)
+    return total(x_BTD, shared)

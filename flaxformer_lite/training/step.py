@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from flaxformer_lite.model import transformer
 from flaxformer_lite.training import losses, metrics
 
 PAD, BOS = 0, 1
@@ -57,23 +58,21 @@ def shift_right(labels_BT: jax.Array, segment_BT: jax.Array | None = None) -> ja
     return jnp.where(begins_BT, BOS, shifted_BT)
 
 
-def predict(params: dict, batch: Batch, *, model: nn.Module, **mode) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What the model says of a batch, and what was right: logits (B, T, V), labels (B, T) and their weights, 0 or 1.
+def classify(params: dict, batch: Batch, *, model: nn.Module, **mode) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A classifier's logits (B, 1, C), the labels (B, 1) and their weights, 0 for an empty row: as if for one token."""
+    logits_BC = model.apply({"params": params}, batch["source"], **mode)
+    labels_B1 = batch["label"][:, None]
+    return logits_BC[:, None], jnp.maximum(labels_B1, 0), (labels_B1 >= 0).astype(jnp.float32)
 
-    For a classifier T is 1 and V is the number of classes.
-    """
-    variables, architecture = {"params": params}, model.config.architecture
-    if architecture == "encoder_classifier":
-        logits_BC = model.apply(variables, batch["source"], **mode)
-        labels_B1 = batch["label"][:, None]
-        return logits_BC[:, None], jnp.maximum(labels_B1, 0), (labels_B1 >= 0).astype(jnp.float32)
-    labels_BT, segment_BT = batch["target"], batch.get("segment")
-    inputs_BT = shift_right(labels_BT, segment_BT)
-    if architecture == "decoder_lm":
-        logits_BTV = model.apply(variables, inputs_BT, segment_BT=segment_BT, **mode)
-    else:
-        logits_BTV = model.apply(variables, batch["source"], inputs_BT, **mode)
-    return logits_BTV, labels_BT, (labels_BT != PAD).astype(jnp.float32)
+
+def features(params: dict, batch: Batch, *, model: nn.Module, **mode) -> jax.Array:
+    """What a decoder makes of each token of the batch, (B, T, D)."""
+    segment_BT = batch.get("segment")
+    inputs_BT = shift_right(batch["target"], segment_BT)
+    if model.config.architecture == "decoder_lm":
+        arguments = {"segment_BT": segment_BT}
+        return model.apply({"params": params}, inputs_BT, method="features", **arguments, **mode)
+    return model.apply({"params": params}, batch["source"], inputs_BT, method="features", **mode)
 
 
 def loss_sums(
@@ -88,9 +87,25 @@ def loss_sums(
     mode = {"deterministic": dropout_key is None, "row_B": batch["row"]}
     if dropout_key is not None:
         mode["rngs"] = {"dropout": dropout_key}
-    predicted = predict(params, batch, model=model, **mode)
-    objective, _ = losses.cross_entropy(*predicted, label_smoothing=label_smoothing)
-    return objective, {"loss": losses.cross_entropy(*predicted), "accuracy": metrics.correct_tokens(*predicted)}
+
+    def sums(*predicted: jax.Array) -> tuple[jax.Array, metrics.Sums]:
+        objective, _ = losses.cross_entropy(*predicted, label_smoothing=label_smoothing)
+        return objective, {"loss": losses.cross_entropy(*predicted), "accuracy": metrics.correct_tokens(*predicted)}
+
+    if model.config.architecture == "encoder_classifier":
+        return sums(*classify(params, batch, model=model, **mode))
+    x_BTD = features(params, batch, model=model, **mode)
+    weights, labels_BT = model.apply({"params": params}, method="output_weights"), batch["target"]
+    parts = losses.parts_of(x_BTD.shape[0], x_BTD.shape[1] * weights["matrix"].shape[0])
+    return losses.summed_over_parts(
+        lambda x_BTD, weights, labels_BT: sums(
+            transformer.project(x_BTD, weights, model.config), labels_BT, (labels_BT != PAD).astype(jnp.float32)
+        ),
+        x_BTD,
+        weights,
+        labels_BT,
+        parts=parts,
+    )
 
 
 def gradient_sums(params: dict, batch: Batch, *, microbatches: int = 1, **options) -> tuple[dict, metrics.Sums]:
@@ -155,7 +170,7 @@ def eval_step(params: dict, batch: Batch, *, model: nn.Module, axis_name: str | 
 
 def confusion_step(params: dict, batch: Batch, *, model: nn.Module, axis_name: str | None = None) -> jax.Array:
     """How many texts of each class (row) were taken for each class (column): (C, C) float32."""
-    logits_B1C, labels_B1, weights_B1 = predict(params, batch, model=model)
+    logits_B1C, labels_B1, weights_B1 = classify(params, batch, model=model)
     classes = logits_B1C.shape[-1]
     true_BC = jax.nn.one_hot(labels_B1[:, 0], classes) * weights_B1
     counts_CC = jnp.einsum("BC,BD->CD", true_BC, jax.nn.one_hot(logits_B1C[:, 0].argmax(axis=-1), classes))
