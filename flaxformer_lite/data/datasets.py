@@ -108,7 +108,7 @@ class Dataset:
             self._source = self._chosen(text_features)
         else:
             self._target = self._to_write(source_language, text_features)
-        self.sides = tuple([*self._source, *self._target]) if self._label is None and text_features is None else ()
+        self.sides = tuple([*self._source, *self._target]) if self._reads_both(text_features) else ()
         self._made_here = own_text is not None or name.split("/")[0] in EMBEDDED
         if not self._made_here:
             _check_prepared(name, self._builder)
@@ -215,7 +215,7 @@ class Dataset:
         valid = list(self._texts) if self._spoken is None else self._builder.info.features[self._spoken].languages
         for name in languages:
             if valid is not None and name not in valid:
-                raise ValueError(f"config.data.languages: {self.name} has no {name!r}{did_you_mean(name, valid)}")
+                raise ValueError(f"config.data.languages: {self.name} has no {name!r}; it has {', '.join(valid)}.")
         return languages
 
     def _languages(self, source_language: str | None, text_features: str | None) -> tuple[str, str]:
@@ -236,6 +236,9 @@ class Dataset:
                 f"config.data.source_language: {self.name} has {' and '.join(names)}, not {source_language!r}."
             )
         return source, names[1 - names.index(source)]
+
+    def _reads_both(self, text_features: str | None) -> bool:
+        return self._label is None and text_features is None and bool(self._translation())
 
     def _class_label(self) -> str:
         features = self._builder.info.features

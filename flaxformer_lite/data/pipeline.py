@@ -48,13 +48,13 @@ def open_dataset(config: Config) -> Dataset:
       ValueError: as `Dataset`; also if another dataset to measure on has not the same languages or labels.
     """
     data, options = config.data, {"architecture": config.model.architecture, "text_features": config.data.text_features}
-    own_text = _own_text(config, data.dataset, data.languages, None)
+    own_text = _own_text(config, data.dataset, None)
     options_of_main = {"source_language": data.source_language, "languages": data.languages, "own_text": own_text}
     dataset = Dataset(data.dataset, **options, **options_of_main)
     for role, name in (("validation", data.validation_dataset), ("test", data.test_dataset)):
         if name not in (None, data.dataset):
             try:
-                own_text = _own_text(config, name, dataset.sides, dataset.label_names)
+                own_text = _own_text(config, name, dataset.label_names)
                 other = Dataset(name, **options, languages=dataset.sides, own_text=own_text)
             except ValueError as error:  # which speaks of the dataset that is trained on
                 message = str(error).removeprefix("config.data.dataset: ").removeprefix("config.data.languages: ")
@@ -63,7 +63,7 @@ def open_dataset(config: Config) -> Dataset:
     return dataset
 
 
-def _own_text(config: Config, name: str, languages: tuple[str, ...], label_names: list[str] | None) -> OwnText | None:
+def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnText | None:
     """The files of the dataset `name`, which are those of the splits that are read from it; None if it has none."""
     data = config.data
     if name not in OWN_TEXT:
@@ -77,7 +77,7 @@ def _own_text(config: Config, name: str, languages: tuple[str, ...], label_names
     return OwnText(
         kind=name,
         files={split: paths for split, (dataset, paths) in files.items() if dataset == name and paths},
-        names=languages if name == "parallel_text" else chosen,
+        names=data.languages if name == "parallel_text" else chosen,
         labels=label_names and tuple(label_names),
         longest_line=data.longest_line,
         faults=data.faults,
