@@ -70,6 +70,17 @@ def refused(tmp_path, monkeypatch, capfd):
         ("--config.model.architecture=encoder", "config.model.architecture: 'encoder' is not a choice; did you mean"),
         ("--config.model.num_kv_heads=3", "config.model.num_kv_heads: 3 does not divide num_heads = 8"),
         (
+            "--config.data.train_files=a.tsv",
+            "config.data.train_files: cldr_translate/en-de reads no files; leave them out",
+        ),
+        ("--config.data.train_files=(7,)", "config.data.train_files: expected a tuple of str, got (7,)"),
+        ("--config.data.dataset=parallel_text", "config.data.train_files: parallel_text needs them, for example ('a"),
+        ("--config.data.faults=ignore", "config.data.faults: 'ignore' is not a choice"),
+        (
+            "--config.data.test_dataset=wmt14_translate/de-en",
+            "config.data.test_dataset: wmt14_translate/de-en is not prepared",
+        ),
+        (
             "--config.model.num_classes=7",
             "config.model.num_classes: expected None, what the dataset has, or unset; got",
         ),
