@@ -382,6 +382,10 @@ def test_the_pipeline_validates_on_the_other_dataset_and_checks_its_splits_befor
             dict(architecture="encoder_classifier", dataset="glue/sst2", test_dataset="imdb_reviews"),
             r"test_dataset: imdb_reviews has the labels neg, pos, and glue/sst2 negative, positive; name one",
         ),
+        (
+            dict(architecture="decoder_lm", dataset="lm1b", test_dataset="wmt14_translate/de-en"),
+            r"test_dataset: wmt14_translate/de-en has the languages de, en, and lm1b \(none\); name one",
+        ),
     ],
 )
 def test_another_dataset_to_measure_on_is_refused_if_it_has_not_the_same_languages_or_labels(own, data, words):

@@ -117,13 +117,17 @@ class Dataset:
         """Has 'validation' or 'test' read from another dataset, whose languages or labels are the same.
 
         Raises:
-          ValueError: the labels are others.
+          ValueError: they are others.
         """
-        if dataset.label_names != self.label_names:
-            raise ValueError(
-                f"config.data.{role}_dataset: {dataset.name} has the labels {_listed(dataset.label_names)}, and "
-                f"{self.name} {_listed(self.label_names)}; name one with the same."
-            )
+        for what, mine, its in (
+            ("languages", sorted(self.sides), sorted(dataset.sides)),
+            ("labels", self.label_names, dataset.label_names),
+        ):
+            if mine != its:
+                raise ValueError(
+                    f"config.data.{role}_dataset: {dataset.name} has the {what} {', '.join(its or ['(none)'])}, and "
+                    f"{self.name} {', '.join(mine or ['(none)'])}; name one with the same."
+                )
         self._parts[role] = dataset
         self.contents = {**self.contents, **dataset.contents}
 
@@ -156,7 +160,7 @@ class Dataset:
         """
         records = self._open_split(split)
         everything = _parsed(records, len(records))
-        examples = [example for example in everything if self._is_complete(example)]
+        examples = everything if self._spoken is None else [e for e in everything if self._is_complete(e)]
         return Examples(
             source=self._column(examples, self._source),
             target=self._column(examples, self._target),
@@ -192,8 +196,8 @@ class Dataset:
 
     def _is_complete(self, example: Mapping[str, Any]) -> bool:
         """Whether it has a text in each language that is read, as not all of TED's talks have."""
-        foreign = [name.encode() for name in self.sides if name not in self._texts]
-        return not foreign or set(foreign) <= set(example[f"{self._spoken}/language"].bytes_list.value)
+        spoken = {name.encode() for name in self.sides if name not in self._texts}
+        return spoken <= set(example[f"{self._spoken}/language"].bytes_list.value)
 
     def _labels(self, split: str, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
         label = np.array([example[self._label].int64_list.value[0] for example in examples], np.int32)
@@ -277,10 +281,6 @@ class Dataset:
         if (self._translation() or self._spoken is not None) and text_features is None:
             return self._languages(source_language, None)
         return self._chosen(text_features)
-
-
-def _listed(names: Sequence[str] | None) -> str:
-    return ", ".join(names or ["(none)"])
 
 
 def _type_name(feature: tfds.features.FeatureConnector) -> str:

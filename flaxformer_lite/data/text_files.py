@@ -40,7 +40,7 @@ SEPARATORS = "\n\x0b\x0c\r\x1c\x1d\x1e\x85\u2028\u2029"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LABEL = "label"
 CHUNK = 1 << 20  # bytes that are read at a time
-SHARD_CHARACTERS = 1 << 28  # of text in one file of the dataset, about
+SHARD_CHARACTERS = 1 << 26  # of text in one file of the dataset, about
 SHOWN = 3  # faults of a sort that a message names
 
 
