@@ -348,6 +348,20 @@ def test_a_real_process_that_fails_once_jax_has_started_says_it_in_one_line(tmp_
     assert os.listdir(tmp_path) == []
 
 
+def test_a_real_process_names_the_faults_in_text_of_ones_own_by_file_and_line_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.en").write_bytes(b"one\ntwo\x00\nthree\n\xff\n")
+    (tmp_path / "a.de").write_bytes(b"eins\nzwei\n\nvier\n")
+    flags = runs.flags({"data.dataset": "parallel_text", "data.train_files": "a.en,a.de"})
+    process = runs.run("train", *flags, "--workdir=run")
+    assert process.returncode == 2 and process.stdout == "" and process.stderr.count("\n") == 1
+    told = "error: train: 3 of 4 examples have a fault: 1 not UTF-8, 1 no text, 1 control character. They are: "
+    assert process.stderr.startswith(told)
+    for place in ("a.en:4 (byte 0xff at byte 1)", "a.de:3 (empty)", "a.en:2 (U+0000 at character 4)"):
+        assert place in process.stderr
+    assert sorted(os.listdir(tmp_path)) == ["a.de", "a.en"]
+
+
 def test_a_real_process_names_the_line_of_standard_input(finished_run):
     process = runs.run("translate", f"--workdir={finished_run}", input=b"3 days\n\xff\n")
     assert process.returncode == 2 and process.stdout == ""
