@@ -147,6 +147,23 @@ def test_labels_are_those_of_the_training_split_sorted_and_a_line_with_a_fault_n
         own_text.label_names({"test": found["test"]})
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("good\ta\ngood\tb\n", r"expected two labels or more, got good\.$"),
+        (
+            "good,a\nbad,b\n",
+            r"got none; the first fault is wrong columns at a\.tsv:1 \(1, expected 2: label, text\)\.$",
+        ),
+        ("", r"expected two labels or more, got none\.$"),
+    ],
+)
+def test_less_than_two_labels_are_refused_with_the_first_fault(here, text, words):
+    write(here, a__tsv=text)
+    with pytest.raises(ValueError, match=rf"^a\.tsv: .*{words}"):
+        own_text.label_names(own_text.corpora(own("labelled_text", train=("a.tsv",))))
+
+
 def test_so_many_labels_that_they_must_be_texts_are_refused(here):
     write(here, a__tsv="".join(f"text {i}\tlabel\n" for i in range(own_text.MOST_LABELS + 1)))
     with pytest.raises(ValueError, match=r"^a\.tsv: over 10,000 different labels; expected the label first"):

@@ -153,17 +153,21 @@ def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
     """The labels of the training split, sorted.
 
     Raises:
-      ValueError: there is no such split, or it has so many that they must be something else.
+      ValueError: there is no such split, or it has less than two, or so many that they must be something else.
     """
     if "train" not in found:
         raise ValueError("config.data.train_files: they name the labels of labelled_text, and there are none.")
-    labels, column = set(), found["train"].fields.index(LABEL)
+    labels, faults, path = set(), [], found["train"].rows[0][0]
     for example in found["train"]:
         if example.texts is not None:
-            labels.add(example.texts[column])
+            labels.add(example.texts[found["train"].fields.index(LABEL)])
+        elif not faults:
+            faults += example.faults
         if len(labels) > MOST_LABELS:
-            path = found["train"].rows[0][0]
             raise ValueError(f"{path}: over {MOST_LABELS:,} different labels; expected the label first, then the text.")
+    if len(labels) < 2:
+        first = [f"; the first fault is {fault.sort} at {fault.where} ({fault.what})" for fault in faults]
+        raise ValueError(f"{path}: expected two labels or more, got {', '.join(labels) or 'none'}{''.join(first)}.")
     return tuple(sorted(labels))
 
 
