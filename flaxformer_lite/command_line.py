@@ -1,5 +1,6 @@
 """The one parser: flags and a config file in; one line on standard error and exit code 2 for whatever is wrong."""
 
+import ast
 import importlib.util
 import os
 import sys
@@ -126,10 +127,20 @@ def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config
         name, value = argument.lstrip("-").split("=", 1)
         _check_field(config, name)
         try:
-            _set_field(config, argument)
+            _set_field(config, f"--{name}={_quoted(value)}" if _field_type(config, name) == "tuple" else argument)
         except (flags.Error, ValueError, TypeError) as error:
             raise ValueError(f"{name}: expected {_field_type(config, name)}, got {value!r}.") from error
     return config
+
+
+def _quoted(value: str) -> str:
+    """'a.en,a.de' as "('a.en', 'a.de')", the one way in which config_flags takes several texts; else as it is."""
+    try:
+        ast.literal_eval(value)
+        return value
+    except (ValueError, SyntaxError):
+        opened = value.lstrip().startswith(("(", "[", "'", '"'))  # and not closed: config_flags will say so
+        return value if opened else repr(tuple(part.strip() for part in value.split(",") if part.strip()))
 
 
 def _set_field(config: config_dict.ConfigDict, argument: str) -> None:

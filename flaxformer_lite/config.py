@@ -26,6 +26,7 @@ from flaxformer_lite.fields import (
     HIGHEST,
     LOWEST,
     MAY_DIFFER_ON_RESUME,
+    OWN_TEXT,
     POSITIVE,
     PRODUCT_POSITIONS,
     READ_IF,
@@ -171,9 +172,10 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         value = float(value)
     if plain is tuple and isinstance(value, list):
         value = tuple(value)
-    wrong_item = plain is tuple and isinstance(value, tuple) and not all(type(item) is int for item in value)
+    item_type = typing.get_args(hint)[0] if plain is tuple else None
+    wrong_item = plain is tuple and isinstance(value, tuple) and not all(type(item) is item_type for item in value)
     if type(value) is not plain or wrong_item:
-        wanted = "a tuple of int" if plain is tuple else plain.__name__
+        wanted = f"a tuple of {item_type.__name__}" if plain is tuple else plain.__name__
         raise ValueError(f"config.{name}: expected {wanted}, got {value!r} ({type(value).__name__}).")
     if name in CHOICES and value not in CHOICES[name]:
         raise ValueError(f"config.{name}: {value!r} is not a choice{did_you_mean(value, CHOICES[name])}")
@@ -253,6 +255,7 @@ def _check_contradictions(config: Config) -> None:
             f"config.model.vocab_size: {config.model.vocab_size} contradicts data.vocab_size = "
             f"{data.vocab_size}, what the tokenizer is trained to; leave model.vocab_size unset."
         )
+    _check_own_text(data, changed)
     if data.packing and config.model.architecture != "decoder_lm":
         raise ValueError("config.data.packing: only texts for model.architecture='decoder_lm' are packed so far.")
     if config.decode.top_p is not None and config.decode.top_p > 1:
@@ -270,3 +273,27 @@ def _check_contradictions(config: Config) -> None:
             f"config.train.best_metric: {config.train.best_metric!r} needs translations, but "
             "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."
         )
+
+
+def _check_own_text(data: DataConfig, changed: set[str]) -> None:
+    """Files go with a dataset that reads them, and what says how they are read goes with files."""
+    datasets = {"train": data.dataset, "validation": data.validation_dataset, "test": data.test_dataset}
+    datasets = {split: dataset or data.dataset for split, dataset in datasets.items()}
+    for split, dataset in datasets.items():
+        files = getattr(data, f"{split}_files")
+        if files and dataset not in OWN_TEXT:
+            raise ValueError(
+                f"config.data.{split}_files: {dataset} reads no files; leave them out, or choose one of "
+                f"{', '.join(OWN_TEXT)} as the dataset."
+            )
+        needed = split == "train" or dataset != data.dataset
+        if not files and dataset in OWN_TEXT and needed:
+            raise ValueError(
+                f"config.data.{split}_files: {dataset} needs them, for example "
+                f"{('a.en', 'a.de') if dataset == 'parallel_text' else ('a.tsv',)}."
+            )
+    for name in ("faults", "longest_line"):
+        if f"data.{name}" in changed and not set(OWN_TEXT) & set(datasets.values()):
+            raise ValueError(f"config.data.{name}: goes with text of your own only: {', '.join(OWN_TEXT)}.")
+    if data.languages and (len(data.languages) != 2 or data.languages[0] == data.languages[1]):
+        raise ValueError(f"config.data.languages: expected two different names, or (), got {data.languages}.")

@@ -155,7 +155,7 @@ def evaluate(workdir: str | Path, split: str) -> Measurement:
     dataset = pipeline.open_dataset(config)
     dataset.prepare()
     named = {"train": data.train_split, "validation": data.validation_split, "test": data.test_split}
-    examples = pipeline.read_split(dataset, named.get(split, split), run.tokenizer, config)
+    examples = pipeline.read_split(dataset.part(split), named.get(split, split), run.tokenizer, config)
     if note := report.left_out(examples):
         report.say(f"{split} split: of loss and accuracy{note}")
     mode = parallel.MeshMode(run.mesh)

@@ -47,10 +47,18 @@ class ModelConfig:
 class DataConfig:
     """What to learn from, and how it is cut into batches."""
 
-    dataset: str = "cldr_translate/en-de"  # a TFDS dataset that suits model.architecture: name/config
+    dataset: str = "cldr_translate/en-de"  # a TFDS dataset that suits model.architecture: name/config; or OWN_TEXT
+    train_files: tuple[str, ...] = ()  # own text: a pair of files with a line each, or one, TSV or JSONL; may be globs
+    validation_files: tuple[str, ...] = ()  # the same
+    test_files: tuple[str, ...] = ()  # the same
+    faults: str = "refuse"  # own text: what becomes of lines that cannot be right; 'drop': their examples are left out
+    longest_line: int = 100_000  # own text: bytes of a line, over which it is such a fault
     source_language: str | None = None  # translation: the side to translate from; None: the first in the dataset's name
+    languages: tuple[str, ...] = ()  # translation: its two sides, or the keys they have; (): as the dataset says
     text_features: str | None = None  # classifier, language model: 'a,b' joined to one text; None: all texts it has
     train_split: str = "train"  # TFDS split, slices allowed: 'train[:10%]'
+    validation_dataset: str | None = None  # what to validate on, the same languages or labels; None: `dataset`
+    test_dataset: str | None = None  # what to test on; None: `dataset`
     validation_split: str = "validation"  # measured at each evaluation; picks the best checkpoint
     test_split: str = "test"  # measured once, at the end
     tokenizer: str = "unigram"  # SentencePiece model: 'unigram' or 'bpe'; section 5.1 uses byte-pair encoding
@@ -136,18 +144,20 @@ CHOICES = {
     "model.norm_placement": ("post", "pre"),
     "model.dtype": ("float32", "bfloat16"),
     "data.tokenizer": ("unigram", "bpe"),
+    "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
     "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf"),
     "decode.method": ("greedy", "sample"),
     "parallel.mode": ("mesh", "pmap"),
 }
+OWN_TEXT = ("parallel_text", "plain_text", "labelled_text")  # values of data.dataset that read files
 PRODUCT_POSITIONS = ("rotary", "relative")  # they act through query . key, which additive attention has not
 # Inclusive lowest values; a field that is not here may be any number its type allows.
 AT_LEAST_ONE = """
     model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length model.num_encoder_layers
     model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
-    optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every train.eval_every train.checkpoint_every
-    train.keep_newest train.patience decode.top_k
+    data.longest_line optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every train.eval_every
+    train.checkpoint_every train.keep_newest train.patience decode.top_k
 """.split()
 AT_LEAST_ZERO = "train.keep_best train.decode_examples decode.max_extra_length data.seed train.seed decode.seed".split()
 LOWEST = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0), "model.num_classes": 2}

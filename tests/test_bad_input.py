@@ -70,6 +70,17 @@ def refused(tmp_path, monkeypatch, capfd):
         ("--config.model.architecture=encoder", "config.model.architecture: 'encoder' is not a choice; did you mean"),
         ("--config.model.num_kv_heads=3", "config.model.num_kv_heads: 3 does not divide num_heads = 8"),
         (
+            "--config.data.train_files=a.tsv",
+            "config.data.train_files: cldr_translate/en-de reads no files; leave them out",
+        ),
+        ("--config.data.train_files=(7,)", "config.data.train_files: expected a tuple of str, got (7,)"),
+        ("--config.data.dataset=parallel_text", "config.data.train_files: parallel_text needs them, for example ('a"),
+        ("--config.data.faults=ignore", "config.data.faults: 'ignore' is not a choice"),
+        (
+            "--config.data.test_dataset=wmt14_translate/de-en",
+            "config.data.test_dataset: wmt14_translate/de-en is not prepared",
+        ),
+        (
             "--config.model.num_classes=7",
             "config.model.num_classes: expected None, what the dataset has, or unset; got",
         ),
@@ -335,6 +346,20 @@ def test_a_real_process_that_fails_once_jax_has_started_says_it_in_one_line(tmp_
     assert process.returncode == 2 and process.stdout == ""
     assert process.stderr.startswith("error: config.data: ") and process.stderr.count("\n") == 1
     assert os.listdir(tmp_path) == []
+
+
+def test_a_real_process_names_the_faults_in_text_of_ones_own_by_file_and_line_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.en").write_bytes(b"one\ntwo\x00\nthree\n\xff\n")
+    (tmp_path / "a.de").write_bytes(b"eins\nzwei\n\nvier\n")
+    flags = runs.flags({"data.dataset": "parallel_text", "data.train_files": "a.en,a.de"})
+    process = runs.run("train", *flags, "--workdir=run")
+    assert process.returncode == 2 and process.stdout == "" and process.stderr.count("\n") == 1
+    told = "error: train: 3 of 4 examples have a fault: 1 not UTF-8, 1 no text, 1 control character. They are: "
+    assert process.stderr.startswith(told)
+    for place in ("a.en:4 (byte 0xff at byte 1)", "a.de:3 (empty)", "a.en:2 (U+0000 at character 4)"):
+        assert place in process.stderr
+    assert sorted(os.listdir(tmp_path)) == ["a.de", "a.en"]
 
 
 def test_a_real_process_names_the_line_of_standard_input(finished_run):

@@ -1,5 +1,6 @@
 """The TFDS datasets: frozen by their versions, prepared once, by whoever comes first and survives."""
 
+import dataclasses
 import errno
 import functools
 import hashlib
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_lite.data import builders, cldr, languages
+from flaxformer_lite.data import builders, cldr, languages, text_files
+from flaxformer_lite.data.own_text import OwnText
 
 # sha256 of the lines "split kind source target" of en-de in their order, for each version there has been.
 DIGESTS = {"1.47.0": "d17fd5351b02a42c701b449f7b7c6c780a593ad1054fe07d41c1a72d0733e87c"}
@@ -255,3 +257,165 @@ def test_the_default_pair_is_english_to_german_and_known_to_tfds(tmp_path):
     assert builder.builder_config.name == "en-de"
     assert builders.cldr_translate(data_dir=tmp_path).info.full_name == builder.info.full_name
     assert builder.info.supervised_keys == ("en", "de")
+
+
+# Text of one's own.
+
+OWN = """
+from flaxformer_lite.data.own_text import OwnText
+kind, files, labels = "parallel_text", {"train": ("a.en", "a.de")}, None
+builder, _ = builders.own_texts(OwnText(kind, files, (), labels, 100, "refuse"), sys.argv[1])
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A pair of files for training and one for testing, in the folder that paths are relative to."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("a.en", "two\none\n"), ("a.de", "zwei\neins\n"), ("b.en", "three"), ("b.de", "drei")):
+        (tmp_path / name).write_text(text)
+    files = {"train": ("a.en", "a.de"), "test": ("b.en", "b.de")}
+    return OwnText("parallel_text", files, names=(), labels=None, longest_line=100, faults="refuse")
+
+
+def own_examples(builder, split="train"):
+    return [
+        {k: v.decode() if isinstance(v, bytes) else int(v) for k, v in e.items()} for e in examples_of(builder, split)
+    ]
+
+
+def test_pairs_of_files_become_a_translation_dataset_in_the_order_of_their_lines(own, tmp_path):
+    builder, contents = builders.own_texts(own, tmp_path / "tfds")
+    builders.prepare(builder)
+    assert own_examples(builder) == [{"en": "two", "de": "zwei"}, {"en": "one", "de": "eins"}]
+    assert own_examples(builder, "test") == [{"en": "three", "de": "drei"}]
+    assert isinstance(builder.info.features, builders.tfds.features.Translation)
+    assert builder.info.supervised_keys == ("en", "de")
+    assert contents == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in contents}
+    assert list(contents) == ["a.en", "a.de", "b.en", "b.de"]
+    assert not list(tmp_path.rglob("faults*"))
+
+
+def test_what_is_prepared_is_read_again_with_the_features_that_it_was_written_with(own, tmp_path):
+    first, _ = builders.own_texts(own, tmp_path / "tfds")
+    builders.prepare(first)
+    before = digests(tmp_path / "tfds")
+    second, _ = builders.own_texts(own, tmp_path / "tfds")
+    builders.prepare(second)
+    assert Path(second.data_dir) == Path(first.data_dir) and second.info.full_name == first.info.full_name
+    assert own_examples(second) == own_examples(first)
+    assert second.info.supervised_keys == ("en", "de")
+    assert digests(tmp_path / "tfds") == before and len(before) == 2
+
+
+def test_files_that_have_changed_are_another_dataset_beside_the_old_one(own, tmp_path):
+    first, _ = builders.own_texts(own, tmp_path / "tfds")
+    builders.prepare(first)
+    (tmp_path / "a.de").write_text("zwei\nEins\n")
+    second, _ = builders.own_texts(own, tmp_path / "tfds")
+    builders.prepare(second)
+    assert second.data_dir != first.data_dir
+    assert (own_examples(first)[1]["de"], own_examples(second)[1]["de"]) == ("eins", "Eins")
+
+
+def test_plain_and_labelled_texts_become_datasets_with_the_labels_in_order(own, tmp_path):
+    (tmp_path / "a.tsv").write_text("bad\tone\ngood\ttwo\nbad\tthree\n")
+    labelled = dataclasses.replace(own, kind="labelled_text", files={"train": ("a.tsv",)})
+    builder, _ = builders.own_texts(labelled, tmp_path / "tfds")
+    builders.prepare(builder)
+    for same in (builder, builders.own_texts(labelled, tmp_path / "tfds")[0]):
+        assert same.info.features["label"].names == ["bad", "good"]
+        assert [(e["label"], e["text"]) for e in own_examples(same)] == [(0, "one"), (1, "two"), (0, "three")]
+        assert same.info.supervised_keys == ("text", "label")
+    plain = dataclasses.replace(own, kind="plain_text", files={"train": ("a.*n",)})
+    builder, _ = builders.own_texts(plain, tmp_path / "tfds")
+    builders.prepare(builder)
+    assert own_examples(builder) == [{"text": "two"}, {"text": "one"}]
+
+
+def test_faults_are_refused_and_nothing_is_left_or_dropped_and_reported_once(own, tmp_path, capfd):
+    (tmp_path / "a.en").write_bytes(b"two\n\n\xffthree\nfour\x00\nfive")
+    (tmp_path / "a.de").write_bytes(b"zwei\n\ndrei\nvier\nf\xc3\xbcnf")
+    builder, _ = builders.own_texts(own, tmp_path / "tfds")
+    with pytest.raises(ValueError, match=r"^train: 3 of 5 examples have a fault: 1 not UTF-8, 2 no text, 1 control ch"):
+        builders.prepare(builder)
+    assert not [path for path in (tmp_path / "tfds").rglob("*") if path.is_file() and not path.name.startswith(".")]
+
+    dropping = dataclasses.replace(own, faults="drop")
+    folder = ""
+    for _ in range(2):
+        builder, _ = builders.own_texts(dropping, tmp_path / "tfds")
+        builders.prepare(builder)
+        assert own_examples(builder) == [{"en": "two", "de": "zwei"}, {"en": "five", "de": "fünf"}]
+        folder = folder or Path(builder.data_dir)
+    assert builder.info.splits["train"].num_examples == 2
+    out, err = capfd.readouterr()
+    told = "train: 3 of 5 examples have a fault: 1 not UTF-8, 2 no text, 1 control character"
+    assert (out, err) == ("", f"parallel_text, {told}; left out, see {folder}/faults.txt\n")
+    assert (folder / "faults.txt").read_text().splitlines() == [
+        "a.en:2\tno text\tempty",
+        "a.de:2\tno text\tempty",
+        "a.en:3\tnot UTF-8\tbyte 0xff at byte 1",
+        "a.en:4\tcontrol character\tU+0000 at character 5",
+        told,
+        "test: 0 of 1 examples have a fault",
+    ]
+
+
+def test_text_is_written_into_as_many_files_as_it_needs_and_read_in_order(own, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "SHARD_CHARACTERS", 40)
+    texts = [f"{i} tokens" for i in range(31)]
+    (tmp_path / "a.en").write_text("\n".join(texts))
+    builder, _ = builders.own_texts(
+        dataclasses.replace(own, kind="plain_text", files={"train": ("a.en",)}), tmp_path / "t"
+    )
+    builders.prepare(builder)
+    assert len(digests(tmp_path / "t")) == len(builder.info.splits["train"].shard_lengths) > 5
+    assert [e["text"] for e in own_examples(builder)] == texts
+    assert [e["text"] for e in own_examples(builder, "train[7:19]")] == texts[7:19]
+
+
+def test_a_file_that_changes_between_the_check_and_the_writing_is_refused_and_nothing_is_left(
+    own, tmp_path, monkeypatch
+):
+    builder, _ = builders.own_texts(own, tmp_path / "tfds")
+    check = text_files.check
+
+    def check_then_change(*arguments):
+        found = check(*arguments)
+        (tmp_path / "a.de").write_text("zwei\nEins\n")
+        return found
+
+    monkeypatch.setattr(text_files, "check", check_then_change)
+    with pytest.raises(ValueError, match="parallel_text: a file has changed while it was read"):
+        builders.prepare(builder)
+    assert not digests(tmp_path / "tfds") and not list((tmp_path / "tfds").rglob("incomplete*"))
+
+
+def test_two_processes_that_start_at_once_prepare_text_once_and_a_killed_one_leaves_no_trace(own, tmp_path):
+    dying = """
+def die(self, split):
+    yield 0, b""
+    os.kill(os.getpid(), signal.SIGKILL)
+builders.TextFiles._records = die
+builders.prepare(builder)
+"""
+    run = start(OWN + dying, tmp_path / "tfds")
+    assert run.wait(timeout=30) == -signal.SIGKILL
+    run.communicate()
+    assert len(list(tmp_path.rglob("incomplete.*"))) == 1
+    program = """
+generate = builders._generate
+builders._generate = lambda builder: (print("generates"), generate(builder))
+print("starts", flush=True)
+builders.prepare(builder)
+print(builder.info.splits["train"].num_examples)
+"""
+    builder, _ = builders.own_texts(dataclasses.replace(own, files={"train": own.files["train"]}), tmp_path / "tfds")
+    with builders._locked(builder):
+        runs = [start(OWN + program, tmp_path / "tfds") for _ in range(2)]
+        assert [run.stdout.readline() for run in runs] == ["starts\n"] * 2
+    outputs = [run.communicate(timeout=30) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    assert sorted(output.split() for output, _ in outputs) == [["2"], ["generates", "2"]]
+    assert not list(tmp_path.rglob("incomplete.*"))

@@ -135,6 +135,26 @@ def test_an_override_takes_the_type_of_its_field(argument, field, value):
     assert changed(f"--config.{argument}") == ({} if field is None else {field: value})
 
 
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        ("('a.en','a.de')", ("a.en", "a.de")),
+        ("['a b.en', 'a,b.de']", ("a b.en", "a,b.de")),
+        ("('a.tsv',)", ("a.tsv",)),
+        ("'a.tsv'", ("a.tsv",)),
+        ("a.tsv", ("a.tsv",)),
+        ("a.en,a.de", ("a.en", "a.de")),
+        ("/x/a*.en.gz, ../b?-1.de", ("/x/a*.en.gz", "../b?-1.de")),
+        ("my texts/a.tsv", ("my texts/a.tsv",)),
+        ("data", ("data",)),
+    ],
+)
+def test_paths_are_given_as_a_tuple_or_with_commas_between(value, paths):
+    files = changed("--config.data.dataset=plain_text", f"--config.data.train_files={value}")
+    assert files == {"data.dataset": "plain_text", "data.train_files": paths}
+    assert changed(f"--config.data.train_files={value}", "--config.data.train_files=") == {}
+
+
 def test_of_two_overrides_of_a_field_the_last_wins_and_others_stay():
     both = ("--config.model.d_ff=1031", "--config.train.seed=3", "--config.model.d_ff=1033")
     assert changed(*both) == {"model.d_ff": 1033, "train.seed": 3}

@@ -38,6 +38,8 @@ OPTIONAL = {
     "model.attention_window": 11,
     "model.num_classes": 5,
     "data.source_language": "de",
+    "data.validation_dataset": "wmt13_translate/de-en",
+    "data.test_dataset": "wmt15_translate/de-en",
     "data.text_features": "premise,hypothesis",
     "optim.clip_norm": 0.5,
     "train.patience": 3,
@@ -52,6 +54,8 @@ def where_read(name, value):
     if name in config_lib.READ_IF:
         other, wanted = config_lib.READ_IF[name]
         fields[other] = wanted
+    if name in ("data.faults", "data.longest_line"):
+        fields |= {"data.dataset": "plain_text", "data.train_files": ("a.txt",)}
     return nested(**{field.replace(".", "__"): value for field, value in fields.items()})
 
 
@@ -136,6 +140,9 @@ def test_a_name_that_is_like_no_other_is_refused_with_all_that_are_valid():
         ("data.buckets", 32, "a tuple of int"),
         ("data.buckets", (32, 64.0), "a tuple of int"),
         ("data.buckets", (True, 64), "a tuple of int"),
+        ("data.train_files", "a.tsv", "a tuple of str"),
+        ("data.train_files", ("a.en", 7), "a tuple of str"),
+        ("data.languages", (b"en", "de"), "a tuple of str"),
         ("optim.clip_norm", "1", "float"),
     ],
 )
@@ -247,6 +254,29 @@ def test_every_field_with_a_rule_exists(names):
         (dict(model__architecture="encoder_decoder", data__packing=True), "data.packing", "'decoder_lm'"),
         (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "'decoder_lm'"),
         (dict(decode__method="sample", decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),
+        (dict(data__train_files=("a.tsv",)), "data.train_files", "cldr_translate/en-de reads no files; leave them out"),
+        (
+            dict(
+                data__dataset="parallel_text",
+                data__train_files=("a.tsv",),
+                data__test_dataset="x",
+                data__test_files=("b",),
+            ),
+            "data.test_files",
+            "x reads no files",
+        ),
+        (
+            dict(data__dataset="parallel_text"),
+            "data.train_files",
+            "parallel_text needs them, for example ('a.en', 'a.de')",
+        ),
+        (dict(data__dataset="plain_text"), "data.train_files", "plain_text needs them, for example ('a.tsv',)"),
+        (dict(data__validation_dataset="parallel_text"), "data.validation_files", "parallel_text needs them"),
+        (dict(data__faults="drop"), "data.faults", "goes with text of your own only: parallel_text, plain_text"),
+        (dict(data__longest_line=7), "data.longest_line", "goes with text of your own only: parallel_text"),
+        (dict(data__languages=("en",)), "data.languages", "expected two different names, or (), got ('en',)"),
+        (dict(data__languages=("en", "en")), "data.languages", "expected two different names, or ()"),
+        (dict(data__languages=("en", "de", "fr")), "data.languages", "expected two different names, or ()"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields, name, says):
@@ -272,6 +302,9 @@ def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields
         dict(model__attention="additive", model__position="t5_bias"),
         dict(model__architecture="decoder_lm", data__packing=True),
         dict(decode__method="sample", decode__top_p=1.0),
+        dict(data__dataset="parallel_text", data__train_files=("a.tsv",), data__faults="drop", data__longest_line=7),
+        dict(data__test_dataset="parallel_text", data__test_files=("a.en", "a.de"), data__faults="drop"),
+        dict(data__languages=("de", "en")),
     ],
 )
 def test_the_other_side_of_each_contradiction_is_accepted(fields):
@@ -323,6 +356,7 @@ def test_a_config_survives_the_way_through_a_configdict_and_through_json():
         nested(
             model__d_head=67, model__dtype="bfloat16", data__buckets=(7, 11), optim__clip_norm=0.5, train__patience=3
         )
+        | nested(data__dataset="parallel_text", data__train_files=("a.en", "a.de"), data__buckets=(7, 11))
     )
     assert config != Config()
     assert resolve(to_config_dict(config)) == config

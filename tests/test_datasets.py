@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from flaxformer_lite.data import builders, cldr, languages
+from flaxformer_lite.config import default_config, resolve
+from flaxformer_lite.data import builders, cldr, languages, pipeline
 from flaxformer_lite.data.datasets import Dataset, Examples
 
 # Small copies of TFDS datasets: the same names, versions, features and folders, written by a process of its own, since
@@ -21,13 +22,15 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 Text, ClassLabel = tfds.features.Text, tfds.features.ClassLabel
+Translation, VariableLanguages = tfds.features.Translation, tfds.features.TranslationVariableLanguages
 
 def prepare(name, version, config, features, keys, **splits):
     body = {
         "VERSION": tfds.core.Version(version),
         "BUILDER_CONFIGS": [tfds.core.BuilderConfig(name=config, description="small")] if config else [],
         "_info": lambda self: tfds.core.DatasetInfo(
-            builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=keys, disable_shuffling=True
+            builder=self, supervised_keys=keys, disable_shuffling=True,
+            features=tfds.features.FeaturesDict(features) if isinstance(features, dict) else features,
         ),
         "_split_generators": lambda self, manager: {s: self._generate_examples(splits[s]) for s in splits},
         "_generate_examples": lambda self, examples: enumerate(examples),
@@ -38,9 +41,27 @@ def prepare(name, version, config, features, keys, **splits):
 def pairs(count):
     return [{"de": f"Satz {i}", "en": f"sentence {i}"} for i in range(count)]
 
+def translation(name, version, config, languages, **counts):
+    example = lambda split, i: {language: f"{split} {language} {i}" for language in languages}
+    splits = {split: [example(split, i) for i in range(count)] for split, count in counts.items()}
+    prepare(name, version, config, Translation(languages), languages, **splits)
+
 tfds.disable_progress_bar()
-prepare("Wmt14Translate", "1.0.0", "de-en", {"de": Text(), "en": Text()}, ("de", "en"),
+prepare("Wmt14Translate", "1.0.0", "de-en", Translation(("de", "en")), ("de", "en"),
     train=pairs(7), validation=pairs(3))
+translation("Wmt19Translate", "1.0.0", "zh-en", ("zh", "en"), train=5, validation=2)
+translation("TedHrlrTranslate", "1.0.0", "aztr_to_en", ("az_tr", "en"), train=5, validation=3, test=2)
+translation("ParaCrawl", "1.2.0", "ende", ("en", "de"), train=211)
+translation("Opus", "0.1.0", "medical", ("de", "en"), train=3)
+translation("Flores", "1.2.0", "neen", ("ne", "en"), validation=3, test=2)
+talks = [{"en": "one", "de": "eins", "pt-br": "um"}, {"en": "two", "pt-br": "dois"}]
+talks += [{"de": ["drei", "3"], "en": "three"}]
+prepare("TedMultiTranslate", "1.1.0", None,
+    {"translations": VariableLanguages(("en", "de", "pt-br", "fr")), "talk_name": Text()}, None,
+    train=[{"translations": talk, "talk_name": "x"} for talk in talks])
+prepare("Bucc", "1.0.0", "bucc_de",
+    {name: Text() for name in ("source_sentence", "target_sentence", "source_id", "target_id")}, None,
+    test=[{"source_sentence": "Satz", "target_sentence": "sentence", "source_id": "d7", "target_id": "e7"}])
 prepare("Lm1b", "1.1.0", None, {"text": Text()}, ("text", "text"),
     train=[{"text": f"line {i}"} for i in range(5)], test=[{"text": "last"}])
 prepare("ImdbReviews", "1.0.0", "plain_text", {"text": Text(), "label": ClassLabel(names=["neg", "pos"])},
@@ -88,6 +109,8 @@ assert "tensorflow" not in sys.modules
 """
 
 LM, CLASSIFIER = {"architecture": "decoder_lm"}, {"architecture": "encoder_classifier"}
+EN, DE = {"source_language": "en"}, {"source_language": "de"}
+CRAWLED = {language: [f"train {language} {i}" for i in range(2)] for language in ("en", "de")}
 NEWS, NLI = ["World", "Sports", "Business", "Sci/Tech"], ["entailment", "neutral", "contradiction"]
 # (name, split, options) -> label names, source, target, labels
 READABLE = [
@@ -98,6 +121,23 @@ READABLE = [
         (None, None, ["sentence 0\tSatz 0"], None),
     ),
     (("wmt14_translate/de-en", "train[:1]", LM | {"text_features": "en"}), (None, None, ["sentence 0"], None)),
+    (("wmt19_translate/zh-en", "train[4:]", {}), (None, ["train zh 4"], ["train en 4"], None)),
+    (("wmt19_translate/zh-en", "train[-1:]", EN), (None, ["train en 4"], ["train zh 4"], None)),
+    (("ted_hrlr_translate/aztr_to_en", "test[1:]", {}), (None, ["test az_tr 1"], ["test en 1"], None)),
+    (("ted_hrlr_translate/aztr_to_en", "test[:1]", EN), (None, ["test en 0"], ["test az_tr 0"], None)),
+    (("para_crawl/ende", "train[:1%]", {}), (None, CRAWLED["en"], CRAWLED["de"], None)),
+    (("para_crawl/ende", "train[:1%]", DE), (None, CRAWLED["de"], CRAWLED["en"], None)),
+    (("opus/medical", "train[:1]", {}), (None, ["train de 0"], ["train en 0"], None)),
+    (("opus/medical", "train[:1]", EN), (None, ["train en 0"], ["train de 0"], None)),
+    (("flores/neen", "validation[:1]", EN), (None, ["validation en 0"], ["validation ne 0"], None)),
+    (("ted_multi_translate", "train", {"languages": ["de", "en"]}), (None, ["eins", "3"], ["one", "three"], None)),
+    (("ted_multi_translate", "train", {"languages": ["de", "en"]} | EN), (None, ["one", "three"], ["eins", "3"], None)),
+    (("ted_multi_translate", "train[1:]", {"languages": ["en", "pt-br"]}), (None, ["two"], ["dois"], None)),
+    (("ted_multi_translate", "train[:1]", LM | {"languages": ["pt-br", "de"]}), (None, None, ["um\teins"], None)),
+    (
+        ("bucc/bucc_de", "test", {"languages": ["target_sentence", "source_sentence"]}),
+        (None, ["sentence"], ["Satz"], None),
+    ),
     (("lm1b", "train[60%:]", LM), (None, None, ["line 3", "line 4"], None)),
     (("imdb_reviews", "train", CLASSIFIER), (["neg", "pos"], ["good", "bad"], None, [1, 0])),
     (("imdb_reviews/plain_text", "unsupervised", LM), (None, None, ["so"], None)),
@@ -157,6 +197,217 @@ def test_a_slice_of_a_split_is_read(copies):
     whole, part = (Dataset("wmt14_translate/de-en").read(split).source for split in ("train", "train[2:5]"))
     assert len(whole) == 7
     assert part == whole[2:5]
+
+
+@pytest.mark.parametrize(("languages", "complete"), [(("de", "en"), 2), (("en", "pt-br"), 2), (("de", "pt-br"), 1)])
+def test_examples_without_one_of_the_two_languages_are_left_out_and_counted(copies, languages, complete):
+    for options in ({}, LM):
+        examples = Dataset("ted_multi_translate", languages=languages, **options).read("train")
+        assert (len(examples), examples.incomplete) == (complete, 3 - complete)
+    assert Dataset("wmt14_translate/de-en").read("train").incomplete == 0
+
+
+def make_config(**data):
+    config = default_config()
+    config.model.architecture = data.pop("architecture", "encoder_decoder")
+    sizes = dict(vocab_size=286, tokenizer="bpe", buckets=(37,), tokens_per_batch=74, rows_multiple=2)
+    config.data.update(sizes | data)
+    return resolve(config)
+
+
+@pytest.mark.parametrize(
+    ("data", "source", "target"),
+    [
+        (
+            dict(dataset="para_crawl/ende", validation_split="train[:3]", test_split="train[-1:]"),
+            "train en",
+            "train de",
+        ),
+        (
+            dict(dataset="opus/medical", train_split="train[1:]", validation_split="train[:1]", test_split="train"),
+            "train de",
+            "train en",
+        ),
+        (dict(dataset="ted_hrlr_translate/aztr_to_en"), "train az_tr", "train en"),
+        (
+            dict(dataset="wmt19_translate/zh-en", validation_dataset="wmt19_translate/zh-en", test_split="train[:1]"),
+            "train zh",
+            "train en",
+        ),
+    ],
+)
+def test_the_pipeline_reads_a_prepared_translation_dataset_in_both_directions(copies, tmp_path, data, source, target):
+    for turned in (False, True):
+        source, target = (target, source) if turned else (source, target)
+        config = make_config(**data, source_language=source.split()[1] if turned else None)
+        dataset = pipeline.open_dataset(config)
+        loaded = pipeline.load(config, dataset, tmp_path / f"{turned}.model")
+        texts = loaded.train.texts
+        assert {text.rsplit(" ", 1)[0] for text in texts.source} == {source}
+        assert {text.rsplit(" ", 1)[0] for text in texts.target} == {target}
+        assert [text.split()[-1] for text in texts.source] == [text.split()[-1] for text in texts.target]
+        assert loaded.tokenizer.decode(loaded.train.tokens.source) == texts.source
+        assert len(loaded.validation.texts) > 0 and pipeline.batches(loaded.train)[0]["source"].shape == (2, 37)
+
+
+# Text of one's own, and other datasets to measure on.
+
+
+@pytest.fixture
+def own(copies, tmp_path, monkeypatch):
+    """Files of each form in the folder that paths are relative to."""
+    monkeypatch.chdir(tmp_path)
+    files = {"a.en": "one\ntwo\nthree\n", "a.de": "eins\nzwei\ndrei\n", "b.tsv": "vier\tfour\n"}
+    files |= {"c.jsonl": '{"en": "five", "de": "fünf"}\n', "d.txt": "six\nseven\n"}
+    files |= {"e.tsv": "World\tone\nSports\ttwo\n", "f.jsonl": '{"text": "good", "label": "pos"}\n'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def opened(**data):
+    dataset = pipeline.open_dataset(make_config(**data))
+    dataset.prepare()
+    return dataset
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_own_pairs_are_read_in_both_directions_and_in_slices(own, turned):
+    files = dict(train_files=("a.en", "a.de"), test_files=("c.jsonl",))
+    dataset = opened(dataset="parallel_text", **files, source_language="de" if turned else None)
+    train, test = dataset.read("train"), dataset.read("test")
+    expected = [["one", "two", "three"], ["eins", "zwei", "drei"]]
+    assert [train.source, train.target] == (expected[::-1] if turned else expected)
+    assert [test.source, test.target] == ([["fünf"], ["five"]] if turned else [["five"], ["fünf"]])
+    assert dataset.languages == (("de", "en") if turned else ("en", "de"))
+    assert dataset.read("train[1:]").source == train.source[1:]
+    assert list(dataset.contents) == ["a.en", "a.de", "c.jsonl"] and not Dataset("wmt14_translate/de-en").contents
+
+
+def test_own_text_without_files_for_a_split_says_which_field_makes_one(own):
+    dataset = opened(dataset="parallel_text", train_files=("a.en", "a.de"))
+    with pytest.raises(ValueError, match=r"has no split 'test'; it has train, .*; data\.train_files, validation_files"):
+        dataset.check_split("test")
+
+
+def test_own_texts_are_learnt_from_plain_files_and_told_apart_in_labelled_ones(own):
+    lm = opened(architecture="decoder_lm", dataset="plain_text", train_files=("d.txt",))
+    assert lm.read("train").target == ["six", "seven"]
+    lm = opened(architecture="decoder_lm", dataset="plain_text", train_files=("c.jsonl",), text_features="de")
+    assert lm.read("train").target == ["fünf"]
+    lm = opened(architecture="decoder_lm", dataset="parallel_text", train_files=("a.en", "a.de"), source_language="de")
+    assert lm.read("train[:1]").target == ["eins\tone"]
+    lm = opened(architecture="decoder_lm", dataset="labelled_text", train_files=("e.tsv",))
+    assert lm.read("train").target == ["one", "two"]
+    classifier = opened(architecture="encoder_classifier", dataset="labelled_text", train_files=("e.tsv",))
+    assert classifier.label_names == ["Sports", "World"]
+    examples = classifier.read("train")
+    assert (examples.source, examples.label.tolist()) == (["one", "two"], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (dict(dataset="plain_text", train_files=("d.txt",)), "expected a translation dataset, .*; plain_text is none"),
+        (
+            dict(architecture="encoder_classifier", dataset="parallel_text", train_files=("a.en", "a.de")),
+            r".* one ClassLabel, .*; parallel_text has .*en \(Text\)",
+        ),
+    ],
+)
+def test_own_text_that_does_not_suit_the_architecture_is_refused(own, data, words):
+    with pytest.raises(ValueError, match=rf"^config\.data\.dataset: {words}"):
+        opened(**data)
+
+
+@pytest.mark.parametrize("source_language", [None, "de", "en"])
+def test_a_translation_is_measured_on_other_datasets_in_the_same_direction(own, source_language):
+    dataset = opened(
+        dataset="wmt14_translate/de-en",
+        source_language=source_language,
+        validation_dataset="para_crawl/ende",
+        validation_split="train[:1]",
+        test_dataset="parallel_text",
+        test_files=("b.tsv",),
+        languages=("de", "en"),
+    )
+    source = source_language or "de"
+    validation, test = dataset.part("validation").read("train[:1]"), dataset.part("test").read("test")
+    assert dataset.part("train") is dataset
+    assert validation.source == [f"train {source} 0"]
+    assert test.source == (["vier"] if source == "de" else ["four"])
+    assert dataset.contents == dataset.part("test").contents != {}
+
+
+def test_the_pipeline_validates_on_the_other_dataset_and_checks_its_splits_before_the_training(own, tmp_path):
+    files = dict(train_files=("a.en", "a.de"), validation_files=("c.jsonl",))
+    data = dict(dataset="parallel_text", **files, test_dataset="wmt14_translate/de-en", test_split="train[:1]")
+    config = make_config(**data)
+    loaded = pipeline.load(config, pipeline.open_dataset(config), tmp_path / "tokenizer.model")
+    assert loaded.validation.texts.source == ["five"]
+    config = make_config(**data | {"test_split": "test"})
+    with pytest.raises(ValueError, match=r"wmt14_translate/de-en has no split 'test'; it has train, validation"):
+        pipeline.load(config, pipeline.open_dataset(config), tmp_path / "no.model")
+    assert not (tmp_path / "no.model").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            dict(validation_dataset="wmt19_translate/zh-en"),
+            r"validation_dataset: wmt19.* has no 'de'; it has zh, en",
+        ),
+        (dict(test_dataset="lm1b"), r"test_dataset: lm1b has no 'de'; it has text"),
+        (
+            dict(test_dataset="parallel_text", test_files=("b.tsv",)),
+            r"test_dataset: parallel_text has no 'de'; it has source, target",
+        ),
+        (dict(test_dataset="no_such_thing"), r"test_dataset: cannot open 'no_such_thing'"),
+        (dict(test_dataset="wmt14_translate/fr-en"), r"test_dataset: wmt14_translate/fr-en has no 'de'"),
+        (
+            dict(test_dataset="parallel_text", test_files=("no.en", "no.de")),
+            r"test_dataset: config\.data\.test_files: there is no file 'no\.en'",
+        ),
+        (
+            dict(
+                architecture="encoder_classifier",
+                dataset="ag_news_subset",
+                text_features="title",
+                test_dataset="imdb_reviews",
+            ),
+            r"test_dataset: config\.data\.text_features: imdb_reviews has no text 'title'",
+        ),
+        (
+            dict(architecture="encoder_classifier", dataset="glue/sst2", test_dataset="imdb_reviews"),
+            r"test_dataset: imdb_reviews has the labels neg, pos, and glue/sst2 negative, positive; name one",
+        ),
+        (
+            dict(architecture="decoder_lm", dataset="lm1b", test_dataset="wmt14_translate/de-en"),
+            r"test_dataset: wmt14_translate/de-en has the languages de, en, and lm1b \(none\); name one",
+        ),
+    ],
+)
+def test_another_dataset_to_measure_on_is_refused_if_it_has_not_the_same_languages_or_labels(own, data, words):
+    with pytest.raises(ValueError, match=rf"^config\.data\.{words}"):
+        pipeline.open_dataset(make_config(**{"dataset": "wmt14_translate/de-en"} | data))
+
+
+def test_a_classifier_is_measured_on_own_text_with_the_labels_that_it_has_learnt(own, capfd):
+    data = dict(architecture="encoder_classifier", dataset="imdb_reviews", test_dataset="labelled_text")
+    dataset = opened(**data, test_files=("f.jsonl",))
+    assert dataset.part("test").read("test").label.tolist() == [1]
+    (own / "f.jsonl").write_text('{"text": "good", "label": "positive"}\n{"text": "bad", "label": "neg"}\n')
+    with pytest.raises(ValueError, match=r"unknown label at f\.jsonl:1 \('positive'\)"):
+        opened(**data, test_files=("f.jsonl",))
+    dataset = opened(**data, test_files=("f.jsonl",), faults="drop")
+    assert dataset.part("test").read("test").source == ["bad"]
+    assert "labelled_text, test: 1 of 2 examples have a fault: 1 unknown label" in capfd.readouterr().err
+
+
+def test_a_language_model_is_measured_on_other_texts(own):
+    data = dict(architecture="decoder_lm", dataset="lm1b", validation_dataset="plain_text", validation_files=("d.txt",))
+    assert opened(**data).part("validation").read("validation").target == ["six", "seven"]
 
 
 def test_labels_are_int32_and_only_of_a_classifier(copies):
@@ -238,6 +489,7 @@ def test_data_prepared_as_tfrecord_is_refused_with_the_command_that_converts_it(
         ("mnist", LM | {"text_features": "text"}, r"expected a dataset of texts; mnist has none"),
         ("glue/stsb", CLASSIFIER, r"needs a dataset with one ClassLabel, .*glue/stsb has .*label \(float32\)"),
         ("trec", CLASSIFIER, r"one ClassLabel, .*trec has label-coarse \(ClassLabel\), label-fine \(ClassLabel\)"),
+        ("parallel_text", {}, r"cannot open 'parallel_text'"),
         ("cldr_translate/en-de", CLASSIFIER, r"one ClassLabel, such as cldr_language; .*en-de has en \(Text\), de"),
     ],
 )
@@ -257,6 +509,16 @@ def test_a_name_that_cannot_be_read_is_refused_in_one_message(copies, name, opti
         ("wmt14_translate/de-en", LM | {"source_language": "fr"}, r"source_language: .* has de and en, not 'fr'"),
         ("wmt14_translate/de-en", {"text_features": "de"}, r"text_features: a translation reads the two languages"),
         ("imdb_reviews", CLASSIFIER | {"source_language": "en"}, r"source_language: a classifier translates nothing"),
+        ("imdb_reviews", CLASSIFIER | {"languages": ("text",)}, r"languages: a classifier translates nothing"),
+        ("wmt14_translate/de-en", {"languages": ("en", "fr")}, r"languages: wmt14_.* has no 'fr'; it has de, en"),
+        ("ted_multi_translate", {"languages": ("en", "xx")}, r"languages: ted_.* has no 'xx'; it has .*, pt, pt-br, "),
+        ("ted_multi_translate", {}, r"languages: ted_multi_translate has more than two; name the two to read"),
+        ("ted_multi_translate", LM, r"languages: ted_multi_translate has more than two; name the two to read"),
+        (
+            "ted_multi_translate",
+            {"languages": ("en", "de"), "source_language": "fr"},
+            r"source_language: .* has en and de, not 'fr'",
+        ),
         ("lm1b", LM | {"source_language": "en"}, r"source_language: lm1b is no translation dataset"),
         (
             "wmt14_translate/de-en",

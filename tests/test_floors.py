@@ -36,6 +36,8 @@ FLOORS = {
     "data.batching": 0,
     "data.cldr": 0,
     "data.languages": 1,
+    "data.text_files": 0,
+    "data.own_text": 1,
     "data.builders": 2,
     "data.loader": 1,
     "data.datasets": 3,

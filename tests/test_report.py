@@ -83,6 +83,13 @@ def test_what_is_left_out_is_counted(texts, words):
     assert report.left_out(split_of(texts, CONFIG)) == words
 
 
+def test_examples_that_lack_a_language_are_counted_too():
+    split = split_of(["FG"], CONFIG)
+    lacking = dataclasses.replace(split, texts=dataclasses.replace(split.texts, incomplete=7))
+    assert report.left_out(split) == ""
+    assert report.left_out(lacking) == " (0 too long and 0 empty left out, 7 without one of the languages)"
+
+
 def test_what_was_resolved_is_told_in_the_numbers_of_the_data_the_model_and_the_devices():
     train, validation = split_of(["FGH"] * 23, CONFIG), split_of(["FGH"] * 5 + [""], CONFIG)
     data = pipeline.Data(None, train, validation, None, "")

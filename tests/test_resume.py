@@ -13,6 +13,7 @@ import pytest
 import runs
 
 from flaxformer_lite import __main__ as program
+from flaxformer_lite.data import cldr
 from flaxformer_lite.training import loop, writers
 
 STEPS = runs.SMALL["train.num_steps"]
@@ -333,3 +334,25 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_everything_saved(tmp_p
     step = runs.last_step(tmp_path)
     assert (tmp_path / "checkpoints" / str(step)).is_dir()
     assert 3 <= step < 100
+
+
+def test_a_run_on_text_of_ones_own_goes_on_until_a_file_changes_which_is_then_named(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    phrases = cldr.phrases("en", "de", per_kind=40)
+    for name, part in (("train", phrases[:300]), ("validation", phrases[300:310]), ("test", phrases[310:320])):
+        Path(f"{name}.en").write_text("\n".join(phrase.source for phrase in part))
+        Path(f"{name}.de").write_text("\n".join(phrase.target for phrase in part))
+    files = {f"data.{name}_files": f"{name}.en,{name}.de" for name in ("train", "validation", "test")}
+    short = {"train.num_steps": 2, "train.eval_every": 2, "train.checkpoint_every": 2, "data.dataset": "parallel_text"}
+    assert runs.fit(tmp_path / "run", runs.TINY | files | short) == 0
+    longer = f"--workdir={tmp_path / 'run'}"
+    before = Path("validation.de").read_text()
+    Path("validation.de").write_text(before.replace("1", "2", 1))
+    assert main_in_this_process(monkeypatch, "train", longer, "--config.train.num_steps=4") == 2
+    *_, said = capfd.readouterr().err.splitlines()
+    assert (
+        said.startswith("error: validation.de: not what the run in ") and "up to step 2; put the old one back" in said
+    )
+    Path("validation.de").write_text(before)
+    assert main_in_this_process(monkeypatch, "train", longer, "--config.train.num_steps=4") == 0
+    assert runs.last_step(tmp_path / "run") == 4

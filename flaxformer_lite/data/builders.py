@@ -1,18 +1,23 @@
-"""TFDS builders whose data is made here, and `prepare`, which any number of processes may call at once."""
+"""TFDS builders: phrases from the CLDR, texts of the user's own; and `prepare`, for any number of processes at once."""
 
 import contextlib
+import dataclasses
 import fcntl
 import io
+import itertools
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core import writer
+from tensorflow_datasets.core import dataset_builder, splits, writer
 from tensorflow_datasets.proto import tf_example_pb2
 
-from flaxformer_lite.data import cldr, languages
+from flaxformer_lite.data import cldr, languages, own_text, text_files
+from flaxformer_lite.data.own_text import OwnText
+from flaxformer_lite.data.text_files import LABEL, Corpus
 
 HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
 # Of each kind in each locale, in `cldr_language`: 2,000 examples of validation, and of test, and 47,000 to train on.
@@ -100,6 +105,78 @@ class CldrLanguage(tfds.core.GeneratorBasedBuilder):
         return _SameBytesWriter(self.info.file_format)
 
 
+class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
+    """Pairs of texts, texts, or texts with a label, from files of the user's own, in the order of their lines.
+
+    The name of the config is the fingerprint of the files, so that other files are another dataset. TFDS would keep
+    texts in memory to sort them; these are in order, and are written one at a time.
+    """
+
+    VERSION = tfds.core.Version(f"{own_text.FORMAT}.0.0")
+    RELEASE_NOTES = {str(VERSION): "How files are read; what is in them is in the name of the config."}
+    REPORT = "faults.txt"  # beside the data, where faults are dropped
+
+    def __init__(self, own: OwnText, corpora: Mapping[str, Corpus], **options):
+        """`corpora` know their labels, if `own` has any; `options` as of any builder."""
+        self._own, self._corpora = own, corpora  # `_info` is called next
+        super().__init__(**options)
+        self._final_dir = Path(self.data_dir)
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        corpus = next(iter(self._corpora.values()))
+        features = tfds.features.Translation(languages=corpus.fields)
+        keys = corpus.fields
+        if self._own.kind != "parallel_text":
+            texts = {name: tfds.features.Text() for name in corpus.fields if name != LABEL}
+            label = {} if corpus.labels is None else {LABEL: tfds.features.ClassLabel(names=sorted(corpus.labels))}
+            features, keys = tfds.features.FeaturesDict(texts | label), (next(iter(texts)), LABEL) if label else None
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=f"{self._own.kind} from {dict(self._own.files)}",
+            features=features,
+            supervised_keys=keys,
+            disable_shuffling=True,
+        )
+
+    def _download_and_prepare(self, dl_manager: tfds.download.DownloadManager, download_config: object = None) -> None:
+        """Checks all files, then writes; whatever is raised leaves nothing behind."""
+        report = Path(self.data_dir) / self.REPORT
+        with report.open("w", encoding="utf-8") if self._own.faults == "drop" else contextlib.nullcontext() as listing:
+            found = text_files.check(self._corpora, listing)
+        self.info.set_splits(splits.SplitDict([self._write(split, found[split].shards) for split in found]))
+        if identify(self._own, self._corpora, _root(self))[0] != self.builder_config.name:
+            raise ValueError(
+                f"{self._own.kind}: a file has changed while it was read; start again when all are written."
+            )
+        for split, counted in found.items():
+            if counted.faulty:
+                told = f"{self._own.kind}, {split}: {counted.counts()}; left out, see {self._final_dir / self.REPORT}"
+                print(told, file=sys.stderr, flush=True)
+
+    def _write(self, split: str, shards: Sequence[int]) -> splits.SplitInfo:
+        """Writes a split into files of so many examples."""
+        template, records = self._get_filename_template(split_name=split), self._records(split)
+        paths = [template.sharded_filepath(shard_index=i, num_shards=len(shards)) for i in range(len(shards))]
+        for path, size in zip(paths, shards, strict=True):
+            writer.ExampleWriter(self.info.file_format).write(path, itertools.islice(records, size))
+        written = sum(Path(path).stat().st_size for path in paths)
+        return splits.SplitInfo(name=split, shard_lengths=list(shards), num_bytes=written, filename_template=template)
+
+    def _records(self, split: str) -> Iterator[tuple[int, bytes]]:
+        """The examples without faults, each with its number, as TFDS writes them."""
+        corpus = self._corpora[split]
+        numbers = {label: number for number, label in enumerate(sorted(corpus.labels or ()))}
+        for number, texts in enumerate(example.texts for example in corpus if example.texts is not None):
+            record = tf_example_pb2.Example()
+            for name, text in zip(corpus.fields, texts, strict=True):
+                feature = record.features.feature[name]
+                if name == LABEL:
+                    feature.int64_list.value.append(numbers[text])
+                else:
+                    feature.bytes_list.value.append(text.encode())
+            yield number, record.SerializeToString(deterministic=True)
+
+
 def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) -> CldrTranslate:
     """The builder of `cldr_translate/<pair>`, which reads without TensorFlow.
 
@@ -119,6 +196,37 @@ def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) 
 def cldr_language(data_dir: str | PathLike | None = None) -> CldrLanguage:
     """The builder of `cldr_language`, which reads without TensorFlow; `data_dir` as in `cldr_translate`."""
     return CldrLanguage(data_dir=data_dir, file_format="array_record")
+
+
+def own_texts(own: OwnText, data_dir: str | PathLike | None = None) -> tuple[tfds.core.DatasetBuilder, dict[str, str]]:
+    """The builder of text files, and the SHA-256 of each of them by its path.
+
+    Reads all files once if they have not been seen before, and the labels if the dataset is not prepared.
+
+    Args:
+      own: which files.
+      data_dir: as in `cldr_translate`.
+
+    Raises:
+      ValueError: a file is missing or cannot be read, or the files do not suit each other or their kind.
+    """
+    corpora = own_text.corpora(own)
+    root = Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+    name, contents = identify(own, corpora, root)
+    folder = root / TextFiles.name / name / str(TextFiles.VERSION)
+    if (folder / "dataset_info.json").exists():
+        return tfds.builder_from_directory(folder), contents
+    if own.kind == "labelled_text":
+        labels = frozenset(own.labels or own_text.label_names(corpora))
+        corpora = {split: dataclasses.replace(corpus, labels=labels) for split, corpus in corpora.items()}
+    config = tfds.core.BuilderConfig(name=name, description=own.kind)
+    return TextFiles(own, corpora, config=config, data_dir=root, file_format="array_record"), contents
+
+
+def identify(own: OwnText, corpora: Mapping[str, Corpus], root: Path) -> tuple[str, dict[str, str]]:
+    """The name of the config for these files, and their digests, which are kept in a file below `root`."""
+    contents = own_text.digests(corpora, root / f".{TextFiles.name}.json")
+    return f"{own.kind}-{own_text.fingerprint(own, corpora, contents)}", contents
 
 
 def locales_of(pair: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""From a dataset's name in the config to examples in memory: any TFDS dataset of texts, the embedded ones first."""
+"""From a dataset's name in the config to examples in memory: any TFDS dataset of texts, embedded ones, one's own."""
 
 import dataclasses
 import importlib
@@ -11,6 +11,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data import builders
+from flaxformer_lite.data.own_text import OwnText
 
 EMBEDDED = ("cldr_translate", "cldr_language")
 REGISTERED_BY = ("translate", "text", "summarization")  # modules of TFDS whose import makes WMT, GLUE, ... known
@@ -30,6 +31,7 @@ class Examples:
     target: list[str] | None = None
     label: np.ndarray | None = None  # int32, indexes of Dataset.label_names
     kind: list[str] | None = None
+    incomplete: int = 0  # examples of the dataset that lack one of the two languages, and are not here
 
     def __len__(self) -> int:
         return len(self.target if self.source is None else self.source)
@@ -43,8 +45,10 @@ class Dataset:
     """A prepared TFDS dataset as an architecture needs it, read without TensorFlow.
 
     Attributes:
+      sides: of a translation dataset, its two texts in the order they are read; empty if it is none.
       languages: of a translation, (source, target).
       label_names: of a classifier, the name of each label.
+      contents: of the user's own text, the SHA-256 of each file by its path.
     """
 
     def __init__(
@@ -53,27 +57,39 @@ class Dataset:
         *,
         architecture: str = "encoder_decoder",
         source_language: str | None = None,
+        languages: tuple[str, ...] = (),
         text_features: str | None = None,
+        own_text: OwnText | None = None,
     ):
         """
         Args:
-          name: TFDS name and config, 'cldr_translate/en-de'.
+          name: TFDS name and config, 'cldr_translate/en-de', or a kind of one's own text.
           architecture: as in the config of the model.
           source_language: translation: the side to translate from; None: the first in the config's name. A language
             model learns both sides of a translation dataset, this one first.
+          languages: the two sides, where the dataset has more, or does not say which; empty: as it says.
           text_features: classifier, language model: the texts to read, 'a,b'; None: all that the dataset has.
+          own_text: the files, if `name` is a kind of one's own text.
 
         Raises:
           ValueError: there is no such dataset, language or text, it does not suit the architecture, or it is not
             prepared and cannot be here.
         """
         self.name = name
-        self._builder = _open(name)
+        self.contents: dict[str, str] = {}
+        if own_text is None:
+            self._builder = _open(name)
+        else:
+            self._builder, self.contents = builders.own_texts(own_text)
         self.version = str(self._builder.version)
         self.languages: tuple[str, str] | None = None
         self.label_names: list[str] | None = None
         features = self._builder.info.features
         self._texts = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
+        spoken = tfds.features.TranslationVariableLanguages
+        self._spoken = next((key for key, feature in features.items() if isinstance(feature, spoken)), None)
+        self._given = self._checked(languages)
+        self._parts: dict[str, Dataset] = {}
         # The features that are read, by name, and what stands between the texts of an example.
         self._source: Sequence[str] = ()
         self._target: Sequence[str] = ()
@@ -85,18 +101,50 @@ class Dataset:
         elif architecture == "encoder_classifier":
             if source_language is not None:
                 raise ValueError("config.data.source_language: a classifier translates nothing; leave it unset.")
+            if languages:
+                raise ValueError("config.data.languages: a classifier translates nothing; leave them unset.")
             self._label = self._class_label()
             self.label_names = list(features[self._label].names)
             self._source = self._chosen(text_features)
         else:
             self._target = self._to_write(source_language, text_features)
-        if not self._is_embedded():
+        self.sides = tuple([*self._source, *self._target]) if self._reads_both(text_features) else ()
+        self._made_here = own_text is not None or name.split("/")[0] in EMBEDDED
+        if not self._made_here:
             _check_prepared(name, self._builder)
 
+    def add_part(self, role: str, dataset: "Dataset") -> None:
+        """Has 'validation' or 'test' read from another dataset, whose languages or labels are the same.
+
+        Raises:
+          ValueError: they are others.
+        """
+        for what, mine, its in (
+            ("languages", sorted(self.sides), sorted(dataset.sides)),
+            ("labels", self.label_names, dataset.label_names),
+        ):
+            if mine != its:
+                raise ValueError(
+                    f"config.data.{role}_dataset: {dataset.name} has the {what} {', '.join(its or ['(none)'])}, and "
+                    f"{self.name} {', '.join(mine or ['(none)'])}; name one with the same."
+                )
+        self._parts[role] = dataset
+        self.contents = {**self.contents, **dataset.contents}
+
+    def part(self, role: str) -> "Dataset":
+        """The dataset that 'validation' or 'test' is read from: this one, or what `add_part` was given."""
+        return self._parts.get(role, self)
+
     def prepare(self) -> None:
-        """Makes the files of an embedded dataset if they are not there yet."""
-        if self._is_embedded():
+        """Makes the files of an embedded dataset, and of text of one's own, if they are not there yet; also of parts.
+
+        Raises:
+          ValueError: they cannot be written, or text of one's own has faults.
+        """
+        if self._made_here:
             builders.prepare(self._builder)
+        for dataset in self._parts.values():
+            dataset.prepare()
 
     def check_split(self, split: str) -> None:
         """Raises ValueError if there is no such split, or its first example has no label; reads no more than that."""
@@ -111,16 +159,15 @@ class Dataset:
           ValueError: there is no such split, or its labels are kept secret.
         """
         records = self._open_split(split)
-        examples = _parsed(records, len(records))
+        everything = _parsed(records, len(records))
+        examples = everything if self._spoken is None else [e for e in everything if self._is_complete(e)]
         return Examples(
             source=self._column(examples, self._source),
             target=self._column(examples, self._target),
             label=None if self._label is None else self._labels(split, examples),
             kind=self._column(examples, [KIND] if KIND in self._texts else []),
+            incomplete=len(everything) - len(examples),
         )
-
-    def _is_embedded(self) -> bool:
-        return self.name.split("/")[0] in EMBEDDED
 
     def _open_split(self, split: str) -> Sequence[bytes]:
         raw = tfds.decode.DeserializeMethod.RAW_BYTES  # TFDS's own decoding takes twice as long for plain text
@@ -128,16 +175,29 @@ class Dataset:
             return self._builder.as_data_source(split=split, deserialize_method=raw)
         except ValueError as error:
             splits = ", ".join(self._builder.info.splits)
+            more = "; data.train_files, validation_files and test_files make one each" if self.contents else ""
             raise ValueError(
                 f"config.data: {self.name} has no split {split!r}; it has {splits}, and slices of them such as "
-                "'train[:10%]'."
+                f"'train[:10%]'{more}."
             ) from error
 
     def _column(self, examples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str] | None:
         """The texts of these names, joined, of each example; None for no names."""
         if not names:
             return None
-        return [self._join.join(example[name].bytes_list.value[0].decode() for name in names) for example in examples]
+        return [self._join.join(self._text(example, name) for name in names) for example in examples]
+
+    def _text(self, example: Mapping[str, Any], name: str) -> str:
+        """The text of this name, or in this language."""
+        if name in self._texts:
+            return example[name].bytes_list.value[0].decode()
+        said, texts = (example[f"{self._spoken}/{part}"].bytes_list.value for part in ("language", "translation"))
+        return texts[list(said).index(name.encode())].decode()
+
+    def _is_complete(self, example: Mapping[str, Any]) -> bool:
+        """Whether it has a text in each language that is read, as not all of TED's talks have."""
+        spoken = {name.encode() for name in self.sides if name not in self._texts}
+        return spoken <= set(example[f"{self._spoken}/language"].bytes_list.value)
 
     def _labels(self, split: str, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
         label = np.array([example[self._label].int64_list.value[0] for example in examples], np.int32)
@@ -149,12 +209,23 @@ class Dataset:
         return label
 
     def _translation(self) -> tuple[str, ...]:
-        """The two texts that say the same, as the dataset declares them; empty if it is no translation dataset."""
+        """The two texts that say the same, as the config or the dataset says; empty if it is no translation dataset."""
         names = tuple(self._builder.info.supervised_keys or ())[:2]
-        return names if all(name in self._texts for name in names) and len(set(names)) == 2 else ()
+        declared = names if all(name in self._texts for name in names) and len(set(names)) == 2 else ()
+        return self._given or declared
+
+    def _checked(self, languages: tuple[str, ...]) -> tuple[str, ...]:
+        """`languages`, if the dataset has texts in them."""
+        valid = list(self._texts) if self._spoken is None else self._builder.info.features[self._spoken].languages
+        for name in languages:
+            if valid is not None and name not in valid:
+                raise ValueError(f"config.data.languages: {self.name} has no {name!r}; it has {', '.join(valid)}.")
+        return languages
 
     def _languages(self, source_language: str | None, text_features: str | None) -> tuple[str, str]:
         names = self._translation()
+        if not names and self._spoken is not None:
+            raise ValueError(f"config.data.languages: {self.name} has more than two; name the two to read.")
         if not names:
             raise ValueError(
                 f"config.data.dataset: expected a translation dataset, two texts an example; {self.name} is none."
@@ -169,6 +240,9 @@ class Dataset:
                 f"config.data.source_language: {self.name} has {' and '.join(names)}, not {source_language!r}."
             )
         return source, names[1 - names.index(source)]
+
+    def _reads_both(self, text_features: str | None) -> bool:
+        return self._label is None and text_features is None and bool(self._translation())
 
     def _class_label(self) -> str:
         features = self._builder.info.features
@@ -204,7 +278,7 @@ class Dataset:
             raise ValueError("config.data.source_language: data.text_features already says what to read; unset one.")
         if source_language is not None and not self._translation():
             raise ValueError(f"config.data.source_language: {self.name} is no translation dataset; leave it unset.")
-        if self._translation() and text_features is None:
+        if (self._translation() or self._spoken is not None) and text_features is None:
             return self._languages(source_language, None)
         return self._chosen(text_features)
 

@@ -12,7 +12,9 @@ from flaxformer_lite.data import loader, tokenizer
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
 from flaxformer_lite.data.datasets import Dataset, Examples
 from flaxformer_lite.data.loader import Batches, Tokens
+from flaxformer_lite.data.own_text import OwnText
 from flaxformer_lite.data.tokenizer import BOS, Tokenizer
+from flaxformer_lite.fields import OWN_TEXT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +42,45 @@ class Data:
 
 
 def open_dataset(config: Config) -> Dataset:
-    """The dataset of `config.data`, as the model's architecture reads it; raises ValueError as `Dataset` does."""
-    return Dataset(
-        config.data.dataset,
-        architecture=config.model.architecture,
-        source_language=config.data.source_language,
-        text_features=config.data.text_features,
+    """The dataset of `config.data`, as the model's architecture reads it, with those it is measured on.
+
+    Raises:
+      ValueError: as `Dataset`; also if another dataset to measure on has not the same languages or labels.
+    """
+    data, options = config.data, {"architecture": config.model.architecture, "text_features": config.data.text_features}
+    own_text = _own_text(config, data.dataset, None)
+    options_of_main = {"source_language": data.source_language, "languages": data.languages, "own_text": own_text}
+    dataset = Dataset(data.dataset, **options, **options_of_main)
+    for role, name in (("validation", data.validation_dataset), ("test", data.test_dataset)):
+        if name not in (None, data.dataset):
+            try:
+                own_text = _own_text(config, name, dataset.label_names)
+                other = Dataset(name, **options, languages=dataset.sides, own_text=own_text)
+            except ValueError as error:  # which speaks of the dataset that is trained on
+                message = str(error).removeprefix("config.data.dataset: ").removeprefix("config.data.languages: ")
+                raise ValueError(f"config.data.{role}_dataset: {message}") from error
+            dataset.add_part(role, other)
+    return dataset
+
+
+def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnText | None:
+    """The files of the dataset `name`, which are those of the splits that are read from it; None if it has none."""
+    data = config.data
+    if name not in OWN_TEXT:
+        return None
+    files = {
+        "train": (data.dataset, data.train_files),
+        "validation": (data.validation_dataset or data.dataset, data.validation_files),
+        "test": (data.test_dataset or data.dataset, data.test_files),
+    }
+    chosen = tuple(part.strip() for part in data.text_features.split(",")) if data.text_features else ()
+    return OwnText(
+        kind=name,
+        files={split: paths for split, (dataset, paths) in files.items() if dataset == name and paths},
+        names=data.languages if name == "parallel_text" else chosen,
+        labels=label_names and tuple(label_names),
+        longest_line=data.longest_line,
+        faults=data.faults,
     )
 
 
@@ -106,8 +141,13 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
       ValueError: a split is missing, has no labels, or holds nothing to train on.
     """
     dataset.prepare()
-    for name in (config.data.train_split, config.data.validation_split, config.data.test_split):
-        dataset.check_split(name)
+    splits = {
+        "train": config.data.train_split,
+        "validation": config.data.validation_split,
+        "test": config.data.test_split,
+    }
+    for role, name in splits.items():
+        dataset.part(role).check_split(name)
     texts = dataset.read(config.data.train_split)
     if not tokenizer_path.exists() and jax.process_index() == 0:
         vocabulary = dict(vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
@@ -116,7 +156,7 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
         multihost_utils.sync_global_devices("the tokenizer is trained")
     tokens = Tokenizer(tokenizer_path)
     train = make_split(texts, tokens, config)
-    validation = read_split(dataset, config.data.validation_split, tokens, config)
+    validation = read_split(dataset.part("validation"), config.data.validation_split, tokens, config)
     return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))
 
 

@@ -103,7 +103,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             start_compiling(shape)
     data = wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer))
     _check_tokenizer(data.tokenizer, config, paths)
-    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint}
+    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
     if restored:
         _check_identity(restored[1], identity, paths)
     state = mode.put_state(_from_parts(restored[0]) if restored else wait(fresh))
@@ -187,7 +187,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     best = checkpoints.best_step()
     params = checkpoints.restore(best, parallel.whole_on(mesh, {"params": state_shapes.params}))[0]["params"]
     checkpoints.close()
-    test = wait(Background().submit(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config))
+    test_part, test_split = dataset.part("test"), config.data.test_split
+    test = wait(Background().submit(pipeline.read_split, test_part, test_split, data.tokenizer, config))
     measured = evaluator.measure(mode.put_state(params), params, test)
     writer.write(best, "test", measured.values)
     writer.close()
@@ -227,9 +228,12 @@ def _check_tokenizer(tokenizer: Tokenizer, config: Config, paths: workdir_lib.Wo
         )
 
 
-def _check_identity(record: dict[str, Any], identity: dict[str, str], paths: workdir_lib.Workdir) -> None:
-    for name, place in (("tokenizer", paths.tokenizer), ("data", "the dataset or its order")):
-        if record[name] != identity[name]:
+def _check_identity(record: dict[str, Any], identity: dict[str, Any], paths: workdir_lib.Workdir) -> None:
+    then, now = record.get("files", {}), identity["files"]
+    changed = sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
+    places = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}
+    for name, place in places.items():
+        if record.get(name, {}) != identity[name]:
             raise ValueError(
                 f"{place}: not what the run in {paths.path} was trained with up to step {record['step']}; "
                 "put the old one back, or use a new --workdir."

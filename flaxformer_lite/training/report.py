@@ -43,9 +43,11 @@ def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: dict) 
 
 
 def left_out(split: Split) -> str:
-    """' (3 too long and 0 empty ones left out)', or nothing where all are used."""
-    plan = split.plan
-    return f" ({plan.too_long} too long and {plan.empty} empty left out)" if plan.too_long + plan.empty else ""
+    """' (3 too long and 0 empty left out)', or nothing where all are used."""
+    plan, lacking = split.plan, split.texts.incomplete
+    also = f", {lacking} without one of the languages" if lacking else ""
+    told = f" ({plan.too_long} too long and {plan.empty} empty left out{also})"
+    return told if plan.too_long + plan.empty + lacking else ""
 
 
 def translations(texts: Examples, hypotheses: Sequence[str]) -> str:

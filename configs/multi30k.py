@@ -1,0 +1,30 @@
+"""Multi30k, English to German: captions of pictures, cased and untokenised, as people write them.
+
+Data      29,000 pairs to train on, 1,014 to validate, 1,000 to test (2016 Flickr): data/task1/raw of the public
+          repository multi30k/dataset, for non-commercial research. Put train.en.gz, train.de.gz, val.en.gz, val.de.gz,
+          test_2016_flickr.en.gz and test_2016_flickr.de.gz into multi30k/raw/ below the folder that you train in, or
+          name them: --config.data.train_files=A,B and so on
+Expected  not yet measured
+Command   python train.py --config=multi30k
+"""
+
+from flaxformer_lite.config import default_config
+
+FILES = ("multi30k/raw/{}.en*", "multi30k/raw/{}.de*")
+
+
+def get_config():
+    config = default_config()
+    config.model.update(d_model=128, num_heads=4, d_ff=256, num_encoder_layers=4, num_decoder_layers=4, max_length=128)
+    config.model.dropout = 0.3
+    config.data.update(dataset="parallel_text", tokenizer="bpe", vocab_size=10_000)
+    config.data.update(train_files=files("train"), validation_files=files("val"), test_files=files("test_2016_flickr"))
+    config.data.update(tokens_per_batch=4096, buckets=(16, 24, 32, 64))
+    config.optim.update(schedule="inverse_sqrt", learning_rate=5e-3, warmup_steps=2000)
+    config.train.update(num_steps=8000, log_every=50, eval_every=500, checkpoint_every=500, keep_newest=10)
+    return config
+
+
+def files(split):
+    """The English file of a split and the German one, gzip or not."""
+    return tuple(path.format(split) for path in FILES)
