@@ -91,14 +91,15 @@ def resample(
         ((title, signature),) = signed.items()
         signatures[name] = str(signature)
         found.append([(name, row.score, (row.mean, row.ci), row.p_value) for row in rows[title]])
+    alike = [list(hypotheses) == named[0][1] for _, hypotheses in named]  # sacreBLEU's p of no difference is near 0
     return [
         Scores(
             values={name: float(value) for name, value, _, _ in rows},
             signatures=signatures,
             intervals={name: (float(mean), float(half)) for name, _, (mean, half), _ in rows},
-            p_values={name: float(p) for name, _, _, p in rows if p is not None},
+            p_values={name: 1.0 if same else float(p) for name, _, _, p in rows if p is not None},
         )
-        for rows in zip(*found, strict=True)
+        for rows, same in zip(zip(*found, strict=True), alike, strict=True)
     ]
 
 
@@ -115,7 +116,7 @@ def _resampled_matches(systems: Sequence[Texts], references: Sequence[Texts], *,
             baseline = hits.mean(), drawn
         else:
             differences = np.abs(drawn - baseline[1])
-            by_chance = differences - differences.mean() > abs(hits.mean() - baseline[0])
+            by_chance = differences - differences.mean() >= abs(hits.mean() - baseline[0])
             p = (by_chance.sum() + 1) / (bootstrap + 1)
         rows.append(("exact_match", hits.mean(), estimate_ci(drawn), p))
     return rows

@@ -133,8 +133,9 @@ def measured(config: Config) -> str:
 
 def schedule(config: Config) -> Callable[[int], bool]:
     """Whether a run has a checkpoint at a step."""
-    every = {name: getattr(config.train, name) for name in ("num_steps", "eval_every", "checkpoint_every")}
-    return functools.partial(checkpoint.is_due, **every)
+    train = config.train
+    every = {"eval_every": train.eval_every, "checkpoint_every": train.checkpoint_every}
+    return functools.partial(checkpoint.is_due, num_steps=train.num_steps, **every)
 
 
 def restore(

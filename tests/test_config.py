@@ -184,9 +184,9 @@ def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, v
     section, field = name.split(".")
     other, wanted = config_lib.READ_IF[name]
     assert getattr(getattr(resolve(where_read(name, value)), section), field) == value
-    elsewhere = (
-        {} if attribute(Config(), other) != wanted else {other: next(iter(set(config_lib.CHOICES[other]) - {wanted}))}
-    )
+    elsewhere = {}
+    if attribute(Config(), other) == wanted:
+        elsewhere = {other: next(choice for choice in config_lib.CHOICES[other] if choice != wanted)}
     with pytest.raises(ValueError) as caught:
         resolve(nested(**{key.replace(".", "__"): each for key, each in {name: value, **elsewhere}.items()}))
     assert str(caught.value).startswith(f"config.{name}: goes with {other}={wanted!r} only")
