@@ -71,6 +71,14 @@ LANGUAGE_MODEL = {
     "decode.method": "sample",
     "decode.temperature": 0.9,
 }
+# A translator whose result is an average of moving averages; a signal comes between two of its checkpoints.
+AVERAGED = {
+    **TINY,
+    "train.checkpoint_every": 5,
+    "train.keep_newest": 3,
+    "train.average": "last:3",
+    "train.ema_decay": 0.9,
+}
 
 
 def flags(changes: dict[str, object] | None = None) -> list[str]:
@@ -155,7 +163,9 @@ def losses(path: Path) -> dict[int, float]:
 def checkpoint_arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint, by Orbax alone, under its path."""
     arrays = {}
-    for part in ("params", "progress"):
+    for part in ("params", "progress", "ema"):
+        if not (workdir / "checkpoints" / str(step) / part).exists():
+            continue
         with ocp.StandardCheckpointer() as checkpointer:
             tree = checkpointer.restore((workdir / "checkpoints" / str(step) / part).absolute())
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
