@@ -92,7 +92,8 @@ def load(
 
     Args:
       command, architecture: what the model is wanted for, and the shape that this needs.
-      average: 'last:5' or 'best:5' checkpoints, or 'none'; None: as the run's `train.average` says.
+      average: 'last:5' or 'best:5' checkpoints, or 'none'; None: as the run's `train.average` says, or of as many of
+        them as there are so far.
       parameters: 'raw', or 'ema', their moving average; None: 'ema' if the run keeps one.
 
     Raises:
@@ -160,10 +161,11 @@ def restore(
         raise ValueError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
     if kind == "ema" and config.train.ema_decay is None:
         raise ValueError("parameters: this run keeps no moving average, its train.ema_decay is not set; use 'raw'.")
-    average = config.train.average if average is None else average
-    average = None if average == "none" else average
-    steps = [checkpoints.best_step()] if average is None else checkpoints.steps_of(*parse_average("average", average))
-    part = PARTS[kind]
+    or_fewer, part = average is None, PARTS[kind]
+    average = {None: config.train.average, "none": None}.get(average, average)
+    steps = [] if average is None else checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)
+    if not steps:
+        steps, average = [checkpoints.best_step()], None
     parts, record = checkpoints.restore_average(steps, {part: shapes})
     return parts[part], record, Origin(tuple(steps), kind, average)
 

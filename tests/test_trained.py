@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shutil
 
 import jax
 import numpy as np
@@ -203,6 +204,19 @@ def test_an_average_is_the_runs_own_unless_another_or_none_is_asked_for(averagin
     assert restored(averaging_run, **own, average="none") == (4, trained.Origin((4,)))
     assert restored(averaging_run, **own, average="last:3") == (8, trained.Origin((4, 8, 12), "raw", "last:3"))
     assert restored(averaging_run, average="best:2") == ((16 + 144) / 2, trained.Origin((4, 12), "ema", "best:2"))
+
+
+def test_of_a_half_finished_run_its_average_is_of_as_many_as_there_are_so_far(averaging_run, tmp_path):
+    steps = tmp_path / "run"
+    shutil.copytree(averaging_run, steps)
+    own = {"ema_decay": None, "train_average": "last:3"}
+    shutil.rmtree(steps / "12")
+    assert restored(steps, **own) == (6, trained.Origin((4, 8), "raw", "last:3"))
+    with pytest.raises(ValueError, match="last:3 needs 3 checkpoints, and 2 are kept"):
+        restored(steps, **own, average="last:3")
+    shutil.rmtree(steps / "8")
+    shutil.rmtree(steps / "4")
+    assert restored(steps, **own) == (SIGNAL, trained.Origin((SIGNAL,)))
 
 
 @pytest.mark.parametrize(

@@ -131,17 +131,17 @@ class Checkpoints:
         ranked = best_first(self.steps(), self.scores) or self.steps()[-1:]
         return ranked[0] if ranked else None
 
-    def steps_of(self, which: str, count: int) -> list[int]:
+    def steps_of(self, which: str, count: int, *, or_fewer: bool = False) -> list[int]:
         """The `count` steps, oldest first, that are the 'last' of the schedule or the 'best'.
 
         Raises:
-          ValueError: fewer are kept.
+          ValueError: fewer are kept, and not as many as there are will do.
         """
         if which == "last":
             steps, field = [step for step in self.steps() if self.due(step)][-count:], "keep_newest"
         else:
             steps, field = best_first(self.steps(), self.scores)[:count], "keep_best"
-        if len(steps) < count:
+        if len(steps) < count and not or_fewer:
             scored = " with a score" if which == "best" else ""
             raise ValueError(
                 f"{self.directory}: {which}:{count} needs {count} checkpoints{scored}, and {len(steps)} are kept; "

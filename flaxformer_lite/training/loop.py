@@ -185,7 +185,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         checkpoints.wait()
 
     # The result: the best parameters, or the average that was asked for, on the test split.
-    params, _, origin = trained.restore(checkpoints, parallel.whole_on(mesh, state_shapes.params), config)
+    shapes, average = parallel.whole_on(mesh, state_shapes.params), config.train.average or "none"
+    params, _, origin = trained.restore(checkpoints, shapes, config, average=average)
     checkpoints.close()
     test = wait(Background().submit(pipeline.read_split, dataset, config.data.test_split, data.tokenizer, config))
     measured = evaluator.measure(mode.put_state(params), params, test)
