@@ -72,7 +72,7 @@ def resample(
 
     Sentences are drawn with replacement, as many as there are, `bootstrap` times, the same for every system; of a
     system after the first, which is the baseline, p says how likely chance alone makes so large a difference.
-    Memory grows with resamples times sentences: 1,000 times 3,000 take about 0.3 GB.
+    All resamples are in memory at once: of chrF 72 bytes for each sentence of each.
 
     Raises:
       ValueError: as `score`, or the seed is not positive.

@@ -240,6 +240,8 @@ RUN = {
     "train.eval_every": 10,
     "train.checkpoint_every": 10,
     "train.keep_newest": 3,
+    "train.average": "last:2",
+    "train.ema_decay": 0.9,
 }
 ONE_PROCESS = {
     "one device": {"parallel.data": 1},

@@ -88,9 +88,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
 
     # Where it starts: at the newest checkpoint, or at step 0.
     scores: dict[int, float] = {}  # of each evaluated step, higher is better
-    checkpoint_is_due = trained.schedule(config)
-    kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best, "due": checkpoint_is_due}
-    checkpoints = checkpoint.Checkpoints(paths.checkpoints, scores=scores, **kept)
+    kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best}
+    checkpoints = checkpoint.Checkpoints(paths.checkpoints, scores=scores, due=trained.schedule(config), **kept)
     restored = checkpoints.restore_newest(parallel.whole_on(mesh, _to_parts(state_shapes)))
     done = int(restored[1]["step"]) if restored else 0
     if restored:
@@ -164,7 +163,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             if unsettled:  # only now, with the next step on its way
                 settle(*unsettled)
             unsettled = (done, sums)
-            if checkpoint_is_due(done):
+            if checkpoints.due(done):
                 settle(*unsettled)
                 unsettled = None
                 save()
@@ -193,9 +192,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     if chief:
         workdir_lib.write_whole(paths.samples / "test.txt", measured.samples)
         evaluate.save(measured, paths.samples, split="test", config=config, origin=origin)
-    writer.write(origin.step, "test", measured.values, parameters=origin.remark)
-    writer.close()
-    if chief:
+        writer.write(origin.step, "test", measured.values, parameters=origin.remark)
+        writer.close()
         report.say("\n".join(text for text in (report.closing_table(paths), measured.note) if text))
         report.say(report.written(paths, config, time.monotonic() - started))
 
