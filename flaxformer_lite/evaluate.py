@@ -224,7 +224,7 @@ def save(
         "hypotheses": texts.name,
         "references": list(references) or "the split's own",
         "sentences": len(measured.hypotheses),
-        "dataset": config.data.dataset,
+        "data": dataclasses.asdict(config.data),
         "split": split,
         "steps": origin.steps,
         "average": origin.average,
