@@ -63,16 +63,6 @@ def finished_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def finished_average(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workdir of a run whose result is an average of moving averages, as `finished_run`."""
-    import runs
-
-    workdir = tmp_path_factory.mktemp("average") / "run"
-    assert runs.fit(workdir, runs.AVERAGED) == 0
-    return workdir
-
-
-@pytest.fixture(scope="session")
 def finished_language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The workdir of a small language model, as `finished_run`."""
     import runs

@@ -49,7 +49,8 @@ TINY = {
     "data.buckets": "(64,)",
     "train.decode_examples": 0,
 }
-# A run of each other shape that learns a little; the language model's texts are packed.
+# A run of each other shape that learns a little; the language model's texts are packed, and its result is the average
+# of moving averages.
 CLASSIFIER = {
     **TINY,
     "model.architecture": "encoder_classifier",
@@ -68,16 +69,10 @@ LANGUAGE_MODEL = {
     "data.packing": True,
     "data.train_split": "train[:1000]",
     "train.checkpoint_every": 24,
+    "train.average": "last:2",
+    "train.ema_decay": 0.9,
     "decode.method": "sample",
     "decode.temperature": 0.9,
-}
-# A translator whose result is an average of moving averages; a signal comes between two of its checkpoints.
-AVERAGED = {
-    **TINY,
-    "train.checkpoint_every": 5,
-    "train.keep_newest": 3,
-    "train.average": "last:3",
-    "train.ema_decay": 0.9,
 }
 
 

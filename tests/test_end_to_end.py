@@ -18,10 +18,11 @@ from flaxformer_lite import __main__, classify, generate, runtime, trained, tran
 from flaxformer_lite import evaluate as evaluate_module
 from flaxformer_lite.commands import PLOTS
 from flaxformer_lite.config import CHOICES, ModelConfig
+from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import metrics, report
+from flaxformer_lite.training import metrics, parallel, report
 from flaxformer_lite.training import step as step_lib
 
 STEPS = runs.SMALL["train.num_steps"]
@@ -213,40 +214,6 @@ def assert_are(params: dict, expected: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(actual[name], array, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
-def test_the_result_of_a_run_may_be_the_average_of_its_last_moving_averages(finished_average, command, tmp_path):
-    arrays = [runs.checkpoint_arrays(finished_average, step) for step in (40, 45, 48)]
-    run = trained.load(finished_average)
-    assert_are(run.params, mean_of(arrays, "ema"))
-    others = {
-        ("none", "ema"): arrays[2:],
-        ("last:2", "raw"): arrays[1:],
-        (None, "raw"): arrays,
-        ("best:1", "raw"): arrays[2:],
-    }
-    for (average, parameters), chosen in others.items():
-        loaded = translate.load(finished_average, average=average, parameters=parameters).run
-        assert_are(loaded.params, mean_of(chosen, "ema" if parameters == "ema" else "params"))
-    (test,) = runs.lines_of(finished_average, "test")
-    assert (test["step"], test["parameters"]) == (48, "average of steps 40, 45, 48, moving averages")
-    assert {line["parameters"] for line in runs.lines_of(finished_average, "validation")} == {
-        "step 24, moving average",
-        "step 48, moving average",
-    }
-    printed = command("evaluate", f"--workdir={finished_average}", f"--output={tmp_path}")
-    assert printed.startswith(f"{finished_average}, test split, average of steps 40, 45, 48, moving averages\n")
-    losses = [
-        evaluate_module.evaluate(finished_average, "test", **way).values["loss"]
-        for way in ({}, {"average": "none"}, {"parameters": "raw"})
-    ]
-    assert losses[0] == pytest.approx(test["loss"], rel=1e-5) and len({round(loss, 6) for loss in losses}) == 3
-    names = {f"test.step48-last3-ema.greedy.{name}" for name in ("hypotheses.txt", "scores.json")}
-    assert {path.name for path in tmp_path.iterdir()} == names
-    assert {path.name for path in (finished_average / "samples").iterdir()} == names | {"test.txt"}
-    validation = runs.lines_of(finished_average, "validation")[-1]["loss"]
-    ema = evaluate_module.evaluate(finished_average, "validation", average="none").values["loss"]
-    assert ema == pytest.approx(validation, rel=1e-5)  # so training has evaluated the moving average
-
-
 def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished_run, tmp_path):
     lines = ["Monday, 3 June 2024", "", "12 kilometers", "", "12 kilometers", "3 days"]
     process = runs.run("translate", f"--workdir={finished_run}", input="".join(f"{x}\n" for x in lines).encode())
@@ -343,7 +310,7 @@ def test_a_language_model_learns_and_its_bits_are_those_of_its_loss(finished_lan
     train, (test,) = runs.losses(finished_language_model), runs.lines_of(finished_language_model, "test")
     assert abs(train[1] - math.log(runs.SMALL["data.vocab_size"])) < 1.5
     assert test["loss"] < 0.8 * math.log(runs.SMALL["data.vocab_size"])
-    assert test.keys() == {"step", "split", "loss", "accuracy", "perplexity", "bits_per_byte"}
+    assert test.keys() == {"step", "split", "parameters", "loss", "accuracy", "perplexity", "bits_per_byte"}
     run, dataset = trained.load(finished_language_model), Dataset("cldr_translate/en-de", architecture="decoder_lm")
     texts = dataset.read(runs.TINY["data.test_split"]).target
     tokens = sum(len(ids) + 1 for ids in run.encode(texts))
@@ -354,7 +321,7 @@ def test_a_language_model_learns_and_its_bits_are_those_of_its_loss(finished_lan
 def test_evaluating_a_language_model_prints_its_test_line(finished_language_model, command):
     printed = command("evaluate", f"--workdir={finished_language_model}")
     values = evaluate_module.evaluate(finished_language_model, "test").values
-    title = f"{finished_language_model}, test split, step {best_step(finished_language_model)}"
+    title = f"{finished_language_model}, test split, average of steps 24, 48, moving averages"
     assert printed == f"{title}\n{report.table(values)}\n"
     (logged,) = runs.lines_of(finished_language_model, "test")
     assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5)
@@ -376,6 +343,29 @@ def test_generate_writes_the_same_texts_for_a_seed_and_others_for_another(finish
     assert [text.replace("\n", " ") for text in writer(["3 days"] * 5)] == texts
     assert command(*words, "--seed=7", f"--output={tmp_path / 'out.txt'}") == ""
     assert (tmp_path / "out.txt").read_bytes().decode() == process.stdout
+
+
+def test_the_result_of_a_run_may_be_the_average_of_its_last_moving_averages(finished_language_model, command):
+    arrays = [runs.checkpoint_arrays(finished_language_model, step) for step in (24, STEPS)]
+    own = trained.load(finished_language_model)
+    assert_are(own.params, mean_of(arrays, "ema"))
+    (test,), validation = (runs.lines_of(finished_language_model, split) for split in ("test", "validation"))
+    assert (test["step"], test["parameters"]) == (STEPS, "average of steps 24, 48, moving averages")
+    assert [line["parameters"] for line in validation] == ["step 24, moving average", "step 48, moving average"]
+    # Other parameters of the same run; training has evaluated the moving average of its last step.
+    last, raw, both = (
+        generate.load(finished_language_model, average=average, parameters=parameters).run
+        for average, parameters in (("last:1", "ema"), ("none", "raw"), (None, "raw"))
+    )
+    assert_are(last.params, mean_of(arrays[1:], "ema"))
+    assert_are(both.params, mean_of(arrays, "params"))
+    split = pipeline.read_split(pipeline.open_dataset(own.config), "validation[:8]", own.tokenizer, own.config)
+    evaluator = evaluate_module.Evaluator(own.model, own.config, parallel.MeshMode(own.mesh), own.tokenizer)
+    losses = [evaluator.measure(run.params, run.params, split, decode=0).values["loss"] for run in (last, raw, own)]
+    assert losses[0] == pytest.approx(validation[-1]["loss"], rel=1e-5) and len({round(x, 4) for x in losses}) == 3
+    words = ["generate", f"--workdir={finished_language_model}", "--prompt=3", "--count=5"]
+    written = {command(*words, *flags) for flags in ([], ["--average=none"], ["--parameters=raw", "--average=last:1"])}
+    assert len(written) == 3
 
 
 def test_generate_follows_the_run_and_then_the_flags(finished_language_model, command):

@@ -114,11 +114,7 @@ def test_every_line_of_the_log_is_whole_after_a_torn_one(stopped_run):
     assert all(line.startswith(b"{") and line.endswith(b"}") for line in lines[:-1])
 
 
-SHAPES = {
-    "finished_classifier": runs.CLASSIFIER,
-    "finished_language_model": runs.LANGUAGE_MODEL,
-    "finished_average": runs.AVERAGED,
-}
+SHAPES = {"finished_classifier": runs.CLASSIFIER, "finished_language_model": runs.LANGUAGE_MODEL}
 STOP = 31  # in the second epoch of the language model's packed texts; no step of a checkpoint
 
 
