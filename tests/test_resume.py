@@ -123,8 +123,8 @@ def stopped_shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each other shape that a signal stopped as it logged step STOP, by the name of its finished twin."""
     write = writers.MetricsWriter.write
 
-    def write_and_signal(writer: writers.MetricsWriter, step: int, *line) -> None:
-        write(writer, step, *line)
+    def write_and_signal(writer: writers.MetricsWriter, step: int, *line, **words) -> None:
+        write(writer, step, *line, **words)
         if step == STOP:
             signal.raise_signal(signal.SIGTERM)
 
