@@ -181,7 +181,7 @@ def test_score_gives_what_training_has_kept_the_scores_it_logged(finished_run, r
     assert report.table({name: records[-1][name] for name in names}) in printed
     assert "bleu: sacreBLEU signature nrefs:1|" in printed and "chrf: sacreBLEU signature nrefs:1|" in printed
     both = command("score", f"--hypotheses={kept}", f"--references={reference},{other}")
-    assert report.table({"exact_match": 1.0, "bleu": 100.0, "chrf": 100.0}) in both and "nrefs:2|" in both
+    assert both.splitlines()[1].split() == ["exact_match", "100.00", "%"] and "nrefs:2|" in both
     tokenised = command("score", *files, "--tokenized", "--bootstrap=40", "--bootstrap_seed=7", f"--baseline={other}")
     assert "bleu_tokenized: sacreBLEU signature nrefs:1|bs:40|seed:7|" in tokenised and "tok:none" in tokenised
     rows = {line.split()[0]: line.split()[-1] for line in tokenised.splitlines()}
