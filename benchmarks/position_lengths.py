@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flaxformer_lite import evaluate, plots, translate, workdir
+from flaxformer_lite import plots, scoring, translate, workdir
 from flaxformer_lite.config import CHOICES
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.training import writers
@@ -65,7 +65,7 @@ def score(path: Path) -> dict[int, dict[str, float]]:
         scores = {}
         for low, high in zip((0, *BINS), BINS, strict=False):
             chosen = np.flatnonzero((length_N > low) & (length_N <= high))
-            values, _ = evaluate.score_texts([hypotheses[i] for i in chosen], [target[i] for i in chosen])
+            values = scoring.score([hypotheses[i] for i in chosen], [[target[i] for i in chosen]]).values
             scores[high] = {"exact_match": values["exact_match"], "chrf": values["chrf"], "phrases": len(chosen)}
         workdir.write_whole(kept, json.dumps(scores, indent=1))
     return {int(high): scores for high, scores in json.loads(kept.read_text()).items()}

@@ -12,12 +12,13 @@ USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tel
 
   train      train a config, or go on with the run in a workdir
   evaluate   measure the best model of a run on a split
+  score      compare files of translations with references
   translate  translate lines of text
   classify   tell the class of lines of text
   generate   let a language model write
   plot       draw attention, positions, the learning rate, or the metrics of runs
 
-All but train, plot schedule and plot metrics use the best model of the run."""
+All but train, score, plot schedule and plot metrics use the best model of the run."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -46,13 +47,47 @@ def evaluate(arguments: Sequence[str]) -> int:
     from flaxformer_lite import runtime
 
     runtime.start()
-    from flaxformer_lite import evaluate
+    from flaxformer_lite import evaluate, trained
     from flaxformer_lite.training import report
 
-    measured = evaluate.evaluate(request.workdir, request.split)
-    print(f"{request.workdir}, {request.split} split\n{report.table(measured.values)}")
+    references = {str(path): command_line.read_lines(path, flag="--references") for path in request.references}
+    run = trained.load(request.workdir, **request.model)
+    measured = evaluate.evaluate_run(run, request.split, references=references, **request.resampling)
+    intervals = measured.scores.intervals if measured.scores else None
+    print(f"{request.workdir}, {request.split} split, {run.origin}\n{report.table(measured.values, intervals)}")
     if measured.note:
         print(measured.note)
+    what = {"split": request.split, "config": run.config, "origin": run.origin, "references": list(references)}
+    for path in evaluate.save(measured, request.output, **what):
+        print(path)
+    return 0
+
+
+def score(arguments: Sequence[str]) -> int:
+    """Prints the scores of files; needs no run."""
+    request = commands.parse_score(arguments)
+    from flaxformer_lite import runtime
+
+    runtime.start()
+    from flaxformer_lite import scoring
+    from flaxformer_lite.training import report
+
+    flagged = [("--hypotheses", request.hypotheses), *(("--references", path) for path in request.references)]
+    if request.baseline:
+        flagged.append(("--baseline", request.baseline))
+    texts = {f"{flag}={path}": command_line.read_lines(path, flag=flag) for flag, path in flagged}
+    scoring.check_counts({name: len(lines) for name, lines in texts.items()})
+    hypotheses, *references = list(texts.values())
+    baseline = [references.pop()] if request.baseline else []
+    print(f"{request.hypotheses}, {len(hypotheses):,} lines, against {', '.join(map(str, request.references))}")
+    if not request.resampling:
+        scores = scoring.score(hypotheses, references, tokenized=request.tokenized)
+        print(report.table(scores.values))
+    else:
+        systems, options = [*baseline, hypotheses], {"tokenized": request.tokenized, **request.resampling}
+        *others, scores = scoring.resample(systems, references, **options)
+        print(report.comparison(*others, scores) if others else report.table(scores.values, scores.intervals))
+    print(report.signatures(scores))
     return 0
 
 
@@ -64,7 +99,7 @@ def translate(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite import translate
 
-    translator = translate.load(request.workdir)  # before it waits for input that it could not use
+    translator = translate.load(request.workdir, **request.model)  # before it waits for input that it could not use
     lines = command_line.read_lines(request.input)
     command_line.write_lines(request.output, translator(lines))
     return 0
@@ -78,7 +113,7 @@ def classify(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite import classify
 
-    classifier = classify.load(request.workdir)
+    classifier = classify.load(request.workdir, **request.model)
     lines = command_line.read_lines(request.input)
     command_line.write_lines(request.output, classifier(lines))
     return 0
@@ -92,7 +127,7 @@ def generate(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite import generate
 
-    writer = generate.load(request.workdir, **request.decode)
+    writer = generate.load(request.workdir, **request.model, **request.decode)
     command_line.write_lines(request.output, writer([request.prompt] * request.count))
     return 0
 
@@ -118,6 +153,7 @@ def plot(arguments: Sequence[str]) -> int:
 COMMANDS = {
     "train": train,
     "evaluate": evaluate,
+    "score": score,
     "translate": translate,
     "classify": classify,
     "generate": generate,

@@ -48,10 +48,14 @@ class Classifier:
         return probability_NC
 
 
-def load(workdir: str | Path) -> Classifier:
+def load(workdir: str | Path, *, average: str | None = None, parameters: str | None = None) -> Classifier:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
+
+    Args:
+      average, parameters: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints.
 
     Raises:
       ValueError: the folder holds no run, no checkpoint that can be read, or no classifier.
     """
-    return Classifier(trained.load(workdir, command="classify", architecture="encoder_classifier"))
+    chosen = {"average": average, "parameters": parameters}
+    return Classifier(trained.load(workdir, command="classify", architecture="encoder_classifier", **chosen))

@@ -184,8 +184,8 @@ def _line_in(error: BaseException, file: Path) -> str:
     return f":{lines[-1]}" if lines else ""
 
 
-def read_lines(path: Path | None) -> list[str]:
-    """The lines of a UTF-8 file, or of standard input, without their line ends (LF or CRLF).
+def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
+    """The lines of a UTF-8 file, that `flag` named, or of standard input, without their line ends (LF or CRLF).
 
     Raises:
       ValueError: the file cannot be read, or a line is not UTF-8; it is named.
@@ -194,7 +194,7 @@ def read_lines(path: Path | None) -> list[str]:
     try:
         raw = path.read_bytes() if path else sys.stdin.buffer.read()
     except OSError as error:
-        raise ValueError(f"--input={path}: cannot be read: {error.strerror}.") from error
+        raise ValueError(f"{flag}={path}: cannot be read: {error.strerror}.") from error
     lines = []
     for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else [], start=1):
         try:

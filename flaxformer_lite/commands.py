@@ -25,6 +25,20 @@ class EvaluateRequest(NamedTuple):
 
     workdir: Path
     split: str
+    references: list[Path]  # in place of the split's own, if there are any
+    resampling: dict[str, int]  # `bootstrap` and `seed`, if they were given
+    output: Path  # a folder
+    model: dict[str, str]  # `average` and `parameters`, if they were given
+
+
+class ScoreRequest(NamedTuple):
+    """What `score` was asked to do."""
+
+    hypotheses: Path
+    references: list[Path]
+    tokenized: bool
+    baseline: Path | None
+    resampling: dict[str, int]  # `bootstrap` and `seed`, if they were given
 
 
 class TextRequest(NamedTuple):
@@ -33,6 +47,7 @@ class TextRequest(NamedTuple):
     workdir: Path
     input: Path | None
     output: Path | None
+    model: dict[str, str]  # `average` and `parameters`, if they were given
 
 
 class GenerateRequest(NamedTuple):
@@ -43,6 +58,7 @@ class GenerateRequest(NamedTuple):
     count: int
     decode: dict[str, object]  # fields of DecodeConfig that were given
     output: Path | None
+    model: dict[str, str]  # `average` and `parameters`, if they were given
 
 
 class PlotRequest(NamedTuple):
@@ -93,9 +109,42 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
         flags.DEFINE_string("split", "test", "train, validation, test, or a TFDS split", flag_values=values)
+        flags.DEFINE_list("references", [], "files to compare with, in place of the split's own", flag_values=values)
+        flags.DEFINE_string("output", None, "folder to write to; default: W/samples", flag_values=values)
+        _define_resampling(values)
+        _define_model(values)
 
-    values = command_line.parse(arguments, define, usage="usage: evaluate --workdir=W [--split=test]")
-    return EvaluateRequest(_required_workdir(values), values.split)
+    usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--average=last:5]"
+    values = command_line.parse(arguments, define, usage=usage)
+    workdir, references = _required_workdir(values), [Path(name) for name in values.references]
+    output = Path(values.output) if values.output else workdir_lib.Workdir(workdir).samples
+    return EvaluateRequest(workdir, values.split, references, _resampling(values), output, _model(values))
+
+
+def parse_score(arguments: Sequence[str]) -> ScoreRequest:
+    """Flags of `score`.
+
+    Raises:
+      ValueError: a file is not named, or a flag would be ignored.
+    """
+
+    def define(values: flags.FlagValues) -> None:
+        flags.DEFINE_string("hypotheses", None, "translations, one a line", flag_values=values)
+        flags.DEFINE_list("references", [], "files with a line for each translation", flag_values=values)
+        flags.DEFINE_boolean("tokenized", False, "the files come cut into tokens", flag_values=values)
+        flags.DEFINE_string("baseline", None, "translations of another system, to compare with", flag_values=values)
+        _define_resampling(values)
+
+    usage = "usage: score --hypotheses=H --references=R1[,R2,...] [--tokenized] [--bootstrap=1000 [--baseline=H2]]"
+    values = command_line.parse(arguments, define, usage=usage)
+    for name, what in (("hypotheses", "the file of translations"), ("references", "the files to compare with")):
+        if not values[name].value:
+            raise ValueError(f"--{name}: expected {what}, got nothing; add --{name}=FILE.")
+    if values.baseline is not None and values.bootstrap is None:
+        raise ValueError("--baseline: goes with --bootstrap=1000 or so, which tells a difference from chance.")
+    references, baseline = [Path(name) for name in values.references], values.baseline
+    files = Path(values.hypotheses), references, values.tokenized, Path(baseline) if baseline else None
+    return ScoreRequest(*files, _resampling(values))
 
 
 def parse_text(arguments: Sequence[str], command: str) -> TextRequest:
@@ -105,10 +154,11 @@ def parse_text(arguments: Sequence[str], command: str) -> TextRequest:
         flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
         flags.DEFINE_string("input", None, "UTF-8 text, one a line; default: standard input", flag_values=values)
         flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
+        _define_model(values)
 
     values = command_line.parse(arguments, define, usage=f"usage: {command} --workdir=W [--input=F] [--output=F]")
     paths = [Path(path) if path else None for path in (values.input, values.output)]
-    return TextRequest(_required_workdir(values), *paths)
+    return TextRequest(_required_workdir(values), *paths, _model(values))
 
 
 def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
@@ -125,6 +175,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
         flags.DEFINE_float("top_p", None, "sample: only the likeliest tokens of this share", flag_values=values)
         flags.DEFINE_integer("seed", None, "sample: of the draws", flag_values=values)
         flags.DEFINE_integer("max_extra_length", None, "most tokens after the prompt", flag_values=values)
+        _define_model(values)
 
     usage = "usage: generate --workdir=W [--prompt=TEXT] [--count=N] [--method=sample --temperature=0.8 --seed=1 ...]"
     values = command_line.parse(arguments, define, usage=usage)
@@ -132,7 +183,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
     decode = {name: values[name].value for name in fields if values[name].value is not None}
     output = Path(values.output) if values.output else None
     _check_utf8("--prompt", values.prompt)
-    return GenerateRequest(_required_workdir(values), values.prompt, values.count, decode, output)
+    return GenerateRequest(_required_workdir(values), values.prompt, values.count, decode, output, _model(values))
 
 
 PLOTS = ("attention", "positions", "schedule", "metrics")
@@ -168,6 +219,34 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
         )
     _check_utf8("--text", values.text)
     return PlotRequest(kind, folders, values.text, Path(values.output) if values.output else folders[0] / "plots")
+
+
+def _define_model(values: flags.FlagValues) -> None:
+    """Which parameters of a run are used."""
+    average = "of checkpoints: last:N, best:N, or none; default: as the run's train.average"
+    flags.DEFINE_string("average", None, average, flag_values=values)
+    kinds = "raw, or ema: their moving average; default: ema where the run keeps one"
+    flags.DEFINE_enum("parameters", None, ["raw", "ema"], kinds, flag_values=values)
+
+
+def _model(values: flags.FlagValues) -> dict[str, str]:
+    if values.average not in (None, "none"):
+        config_lib.parse_average("--average", values.average)
+    return {name: values[name].value for name in ("average", "parameters") if values[name].value is not None}
+
+
+def _define_resampling(values: flags.FlagValues) -> None:
+    """How sure a score is. Of fewer than 40 resamples none is among the outer 5 % on each side."""
+    bootstrap = "resamples of the sentences that tell how sure the scores are, such as 1000"
+    flags.DEFINE_integer("bootstrap", None, bootstrap, lower_bound=40, flag_values=values)
+    flags.DEFINE_integer("bootstrap_seed", None, "of the resamples", lower_bound=1, flag_values=values)
+
+
+def _resampling(values: flags.FlagValues) -> dict[str, int]:
+    if values.bootstrap_seed is not None and values.bootstrap is None:
+        raise ValueError("--bootstrap_seed: goes with --bootstrap; add --bootstrap=1000.")
+    given = {"bootstrap": values.bootstrap, "seed": values.bootstrap_seed}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _check_utf8(flag: str, text: str) -> None:

@@ -54,6 +54,7 @@ __all__ = [  # what users need, from one place
     "default_config",
     "did_you_mean",
     "differences",
+    "parse_average",
     "resolve",
     "to_config_dict",
     "to_dict",
@@ -224,6 +225,38 @@ def check_model(model: ModelConfig) -> None:
         raise ValueError(f"config.model.backend: {model.backend!r} cannot do model.{what}; use 'reference' or 'auto'.")
 
 
+def parse_average(name: str, text: str) -> tuple[str, int]:
+    """('last', 5) for 'last:5'; raises ValueError, about `name`, for what is neither that nor like 'best:5'."""
+    which, _, count = text.partition(":")
+    if which not in ("last", "best") or not (count.isascii() and count.isdecimal() and int(count)):
+        raise ValueError(f"{name}: expected last:N or best:N, such as last:5, got {text!r}.")
+    return which, int(count)
+
+
+def _check_average(train: TrainConfig) -> None:
+    """Raises ValueError if at the end there may be fewer checkpoints than `train.average` takes."""
+    which, count = parse_average("config.train.average", train.average)
+    field = {"last": "keep_newest", "best": "keep_best"}[which]
+    if getattr(train, field) < count:
+        raise ValueError(
+            f"config.train.average: {train.average!r} needs {count} checkpoints, and train.{field} = "
+            f"{getattr(train, field)} keeps fewer; set train.{field} to {count}."
+        )
+    steps, made_every = train.num_steps, (train.eval_every,)
+    if train.patience is not None:
+        steps = min(steps, (train.patience + 1) * train.eval_every)  # the earliest that it may stop at
+    if which == "last":
+        made_every += (train.checkpoint_every,)
+    made = sum(steps // every for every in made_every) + all(steps % every for every in made_every)
+    if which == "last":
+        made -= steps // math.lcm(*made_every)  # counted twice
+    if made < count:
+        raise ValueError(
+            f"config.train.average: {train.average!r} needs {count} checkpoints, and {steps} steps make {made}; "
+            f"average fewer, train longer, or lower train.{'eval_every' if which == 'best' else 'checkpoint_every'}."
+        )
+
+
 def _check_contradictions(config: Config) -> None:
     check_model(config.model)
     data, parallel = config.data, config.parallel
@@ -262,7 +295,9 @@ def _check_contradictions(config: Config) -> None:
         raise ValueError(f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}.")
     if parallel.data != -1 and parallel.data < 1:
         raise ValueError(f"config.parallel.data: expected -1 (all devices) or at least 1, got {parallel.data}.")
-    translated = config.train.best_metric in ("exact_match", "bleu", "chrf")
+    if config.train.average is not None:
+        _check_average(config.train)
+    translated = config.train.best_metric in ("exact_match", "bleu", "chrf", "bleu_tokenized")
     if translated and config.model.architecture != "encoder_decoder":
         raise ValueError(
             f"config.train.best_metric: {config.train.best_metric!r} needs translations, and "
@@ -272,6 +307,12 @@ def _check_contradictions(config: Config) -> None:
         raise ValueError(
             f"config.train.best_metric: {config.train.best_metric!r} needs translations, but "
             "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."
+        )
+    measured = {False: ("bleu", "chrf"), True: ("bleu_tokenized",)}  # by data.pretokenized
+    if config.train.best_metric in measured[not data.pretokenized]:
+        raise ValueError(
+            f"config.train.best_metric: {config.train.best_metric!r} is not measured where data.pretokenized is "
+            f"{data.pretokenized}; choose {' or '.join(map(repr, measured[data.pretokenized]))}, or another metric."
         )
 
 

@@ -6,19 +6,20 @@ classifier's mistakes are laid out in a table.
 
 import dataclasses
 import functools
+import json
 import math
-from collections.abc import Callable, Sequence
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import flax.linen as nn
 import jax
 import numpy as np
-import sacrebleu
 
-from flaxformer_lite import trained
-from flaxformer_lite.config import Config
+from flaxformer_lite import scoring, trained
+from flaxformer_lite import workdir as workdir_lib
+from flaxformer_lite.config import Config, DecodeConfig
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.datasets import Examples
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -33,31 +34,15 @@ class Measurement:
 
     values: dict[str, float]
     samples: str = ""  # what the model wrote, for a person to read
-    note: str = ""  # what belongs to the values: sacreBLEU's signature, a classifier's table of mistakes
+    note: str = ""  # what belongs to the values: sacreBLEU's signatures, a classifier's table of mistakes
+    hypotheses: Sequence[str] = ()  # the translations that were scored
+    scores: scoring.Scores | None = None  # of them
 
 
-def exact_matches(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """1.0 for each translation that equals its reference, character by character; else 0.0."""
-    return np.array([h == r for h, r in zip(hypotheses, references, strict=True)], np.float64)
-
-
-def score_texts(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], str]:
-    """Exact match (0 to 1), sacreBLEU and chrF (0 to 100) of raw texts, and sacreBLEU's signature."""
-    bleu = sacrebleu.BLEU()
-    values = {
-        "exact_match": float(exact_matches(hypotheses, references).mean()),
-        "bleu": bleu.corpus_score(list(hypotheses), [list(references)]).score,
-        "chrf": sacrebleu.CHRF().corpus_score(list(hypotheses), [list(references)]).score,
-    }
-    return values, str(bleu.get_signature())
-
-
-def by_kind(hypotheses: Sequence[str], texts: Examples) -> dict[str, float]:
-    """Exact match of each kind of phrase, as 'exact_match/<kind>'; empty where kinds are not known."""
-    if texts.kind is None:
-        return {}
-    hit, kind = exact_matches(hypotheses, texts.target), np.array(texts.kind)
-    return {f"exact_match/{name}": float(hit[kind == name].mean()) for name in sorted(set(texts.kind))}
+def by_kind(hypotheses: Sequence[str], references: Sequence[Sequence[str]], kinds: Sequence[str]) -> dict[str, float]:
+    """Exact match of each kind of phrase, as 'exact_match/<kind>'."""
+    hit, kind = scoring.exact_matches(hypotheses, references), np.array(kinds)
+    return {f"exact_match/{name}": float(hit[kind == name].mean()) for name in sorted(set(kinds))}
 
 
 class Evaluator:
@@ -91,12 +76,24 @@ class Evaluator:
         if config.model.architecture != "encoder_classifier":
             self._decoder = trained.make_decoder(model, config, mode.mesh, compile_with=compile_with)
 
-    def measure(self, params: dict, whole_params: dict, split: Split, *, decode: int | None = None) -> Measurement:
+    def measure(
+        self,
+        params: dict,
+        whole_params: dict,
+        split: Split,
+        *,
+        decode: int | None = None,
+        references: Sequence[Sequence[str]] | None = None,
+        bootstrap: int = 0,
+        seed: int = scoring.SEED,
+    ) -> Measurement:
         """What there is to know about parameters on a split.
 
         Args:
           params, whole_params: the same, as the mode holds them and whole on each device.
           decode: so many of the first examples are decoded; None: all.
+          references: what translations are compared with, each a text for every example; None: the split's own.
+          bootstrap, seed: so many resamples tell how sure the scores of translations are; 0: none do.
         """
         sums = self._sum_over(split, params, "eval")
         values = metrics.divide(sums)
@@ -113,10 +110,16 @@ class Evaluator:
         if not count:
             return Measurement(values)
         hypotheses = self._translate(whole_params, split.tokens.source[:count])
-        scores, signature = score_texts(hypotheses, split.texts.target[:count])
-        kinds = by_kind(hypotheses, split.texts) if decode is None else {}
-        samples = report.translations(split.texts, hypotheses)
-        return Measurement({**values, **scores, **kinds}, samples, f"sacreBLEU signature {signature}")
+        references = [texts[:count] for texts in references or [split.texts.target]]
+        tokenized = self._config.data.pretokenized
+        if bootstrap:
+            (scores,) = scoring.resample([hypotheses], references, bootstrap=bootstrap, seed=seed, tokenized=tokenized)
+        else:
+            scores = scoring.score(hypotheses, references, tokenized=tokenized)
+        known = decode is None and split.texts.kind is not None
+        kinds = by_kind(hypotheses, references, split.texts.kind) if known else {}
+        samples, note = report.translations(split.texts, hypotheses), report.signatures(scores)
+        return Measurement({**values, **scores.values, **kinds}, samples, note, hypotheses, scores)
 
     def _sum_over(self, split: Split, params: dict, name: str) -> metrics.Sums | jax.Array:
         """What the step `name` returns, added over all batches of `split`; `params` as the mode holds them."""
@@ -144,20 +147,105 @@ class Evaluator:
         return self._tokenizer.decode(self._decoder(params, prompts, between_batches=self._between_batches))
 
 
-def evaluate(workdir: str | Path, split: str) -> Measurement:
+def evaluate(workdir: str | Path, split: str, **options: str | None) -> Measurement:
     """All metrics of the best model in `workdir` on `split` ('train', 'validation', 'test' or a TFDS split).
+
+    Args:
+      options: `average` and `parameters`, as `trained.load` takes them.
 
     Raises:
       ValueError: there is no such run, checkpoint or split.
     """
-    run = trained.load(workdir)
+    return evaluate_run(trained.load(workdir, **options), split)
+
+
+def evaluate_run(
+    run: trained.Trained,
+    split: str,
+    *,
+    references: Mapping[str, Sequence[str]] | None = None,
+    bootstrap: int = 0,
+    seed: int = scoring.SEED,
+) -> Measurement:
+    """`evaluate` of a model that is loaded.
+
+    Args:
+      references: what translations are compared with, by a name, in place of the split's own.
+      bootstrap, seed: as `Evaluator.measure` takes them.
+
+    Raises:
+      ValueError: there is no such split, it has not as many examples as references, or the model translates nothing.
+    """
     config, data = run.config, run.config.data
+    if (references or bootstrap) and config.model.architecture != "encoder_decoder":
+        flag = "--references" if references else "--bootstrap"
+        raise ValueError(f"{flag}: goes with translations, and a {config.model.architecture!r} makes none.")
     dataset = pipeline.open_dataset(config)
     dataset.prepare()
     named = {"train": data.train_split, "validation": data.validation_split, "test": data.test_split}
     examples = pipeline.read_split(dataset.part(split), named.get(split, split), run.tokenizer, config)
+    if references:
+        counts = {name: len(texts) for name, texts in references.items()}
+        scoring.check_counts({f"the {split} split": len(examples.texts), **counts})
     if note := report.left_out(examples):
         report.say(f"{split} split: of loss and accuracy{note}")
     mode = parallel.MeshMode(run.mesh)
     evaluator = Evaluator(run.model, config, mode, run.tokenizer, label_names=run.label_names)
-    return evaluator.measure(run.params, run.params, examples)
+    options = {"references": list(references.values()) if references else None, "bootstrap": bootstrap, "seed": seed}
+    return evaluator.measure(run.params, run.params, examples, **options)
+
+
+def save(
+    measured: Measurement,
+    folder: Path,
+    *,
+    split: str,
+    config: Config,
+    origin: trained.Origin,
+    references: Sequence[str] = (),
+) -> list[Path]:
+    """Writes translations, one a line, and beside them their scores with all that they are of; returns the paths.
+
+    The names tell the split, the step and how it was decoded. A line end in a translation is written as a space,
+    which is the same to every score of sacreBLEU's.
+
+    Args:
+      references: names of those in place of the split's own.
+
+    Raises:
+      ValueError: the folder cannot be written to.
+    """
+    if measured.scores is None:
+        return []
+    name = f"{urllib.parse.quote(split, safe='[]:%+')}.{origin.label}.{_method(config.decode)}"
+    against = "".join(f".{urllib.parse.quote(Path(each).name, safe='')}" for each in references)
+    texts, scores = folder / f"{name}.hypotheses.txt", folder / f"{name}{against}.scores.json"
+    facts = {
+        "hypotheses": texts.name,
+        "references": list(references) or "the split's own",
+        "sentences": len(measured.hypotheses),
+        "data": dataclasses.asdict(config.data),
+        "split": split,
+        "steps": origin.steps,
+        "average": origin.average,
+        "parameters": origin.kind,
+        "decode": dataclasses.asdict(config.decode),
+        "scores": {name: value if math.isfinite(value) else None for name, value in measured.values.items()},
+        "signatures": measured.scores.signatures,
+        "resampled": measured.scores.intervals,
+    }
+    lines = (text.replace("\r", " ").replace("\n", " ") for text in measured.hypotheses)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        workdir_lib.write_whole(texts, "".join(f"{line}\n" for line in lines))
+        workdir_lib.write_whole(scores, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise ValueError(f"--output={folder}: cannot be written to: {error.strerror}; name another folder.") from error
+    return [texts, scores]
+
+
+def _method(decode: DecodeConfig) -> str:
+    """'greedy', or 'sample-temperature=0.8': the method, and what differs from the defaults."""
+    defaults, fields = dataclasses.asdict(DecodeConfig()), dataclasses.asdict(decode)
+    changed = (f"{name}={value}" for name, value in fields.items() if name != "method" and value != defaults[name])
+    return "-".join([decode.method, *changed])

@@ -68,6 +68,7 @@ class DataConfig:
     packing: bool = False  # 'decoder_lm': texts one after another in rows of the longest bucket, each on its own
     rows_multiple: int = 8  # a batch's rows are a multiple of this, so that devices can share them
     seed: int = 0  # of the order of examples
+    pretokenized: bool = False  # the texts come tokenised: translations are scored by 'bleu_tokenized' in place of bleu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,9 @@ class TrainConfig:
     checkpoint_every: int = 1000  # steps between checkpoints; there is one at each evaluation too
     keep_newest: int = 2  # newest checkpoints kept
     keep_best: int = 1  # best checkpoints kept
-    best_metric: str = "loss"  # on validation: 'loss', 'accuracy', 'exact_match', 'bleu' or 'chrf'
+    best_metric: str = "loss"  # on validation: 'loss', 'accuracy', 'exact_match', 'bleu', 'chrf' or 'bleu_tokenized'
+    average: str | None = None  # 'last:5', 'best:5': the result is the average of these checkpoints; section 6.1
+    ema_decay: float | None = None  # keeps a moving average of the parameters, which is then what is evaluated and used
     patience: int | None = None  # evaluations without a better best_metric before stopping; None: never
     decode_examples: int = 200  # validation examples translated at each evaluation; 0: no samples
 
@@ -146,7 +149,7 @@ CHOICES = {
     "data.tokenizer": ("unigram", "bpe"),
     "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
-    "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf"),
+    "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
     "decode.method": ("greedy", "sample"),
     "parallel.mode": ("mesh", "pmap"),
 }
@@ -165,13 +168,15 @@ LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8}
 HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {"decode.max_extra_length": 2**20}
 POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
 POSITIVE += ("decode.temperature", "decode.top_p")
-BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "optim.b1", "optim.b2")
+BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "train.ema_decay")
+BELOW_ONE += ("optim.b1", "optim.b2")
 
 # Fields that are read only where another field has this value: elsewhere they would be ignored.
 READ_IF = {
     **dict.fromkeys(("model.relative_clip", "model.relative_values"), ("model.position", "relative")),
     "model.rope_base": ("model.position", "rotary"),
     "model.pooling": ("model.architecture", "encoder_classifier"),
+    "data.pretokenized": ("model.architecture", "encoder_decoder"),
     **dict.fromkeys(
         [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")
     ),
@@ -179,5 +184,6 @@ READ_IF = {
 
 # What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for
 # rounding under another model.backend, and for the 'linear' schedule, which ends at a new train.num_steps.
-RESUMED = "num_steps log_every eval_every checkpoint_every keep_newest keep_best patience decode_examples".split()
+RESUMED = "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience".split()
+RESUMED += ["decode_examples"]
 MAY_DIFFER_ON_RESUME = ("parallel.", "decode.", "model.backend", *(f"train.{name}" for name in RESUMED))

@@ -31,16 +31,18 @@ class Writer:
         return self.run.tokenizer.decode(self._decoder(self.run.params, self.run.encode(prompts)))
 
 
-def load(workdir: str | Path, **decode: object) -> Writer:
+def load(workdir: str | Path, *, average: str | None = None, parameters: str | None = None, **decode: object) -> Writer:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
     Args:
+      average, parameters: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints.
       decode: fields of `DecodeConfig` to use in place of the run's own.
 
     Raises:
       ValueError: the folder holds no run, no checkpoint that can be read, or no language model; or a field is wrong.
     """
-    run = trained.load(workdir, command="generate", architecture="decoder_lm")
+    chosen = {"average": average, "parameters": parameters}
+    run = trained.load(workdir, command="generate", architecture="decoder_lm", **chosen)
     fields = config_lib.to_dict(run.config)
     own = fields["decode"]
     if decode.get("method", own["method"]) != own["method"]:  # then what the run says of draws is of the other method

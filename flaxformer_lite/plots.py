@@ -205,7 +205,7 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     Scores of a part of a split, such as `exact_match/date`, are left out. Raises ValueError if nothing is left.
     """
     records = [record for run in runs.values() for record in run]
-    found = {name for record in records for name in record if "/" not in name} - {"step", "split"}
+    found = {name for record in records for name in record if "/" not in name} - {"step", "split", "parameters"}
     if not found:
         raise ValueError(f"There are no metrics in {', '.join(runs) or 'no runs'}.")
     names = sorted(found, key=lambda name: (name != "loss", name))

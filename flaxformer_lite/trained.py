@@ -1,7 +1,8 @@
 """A trained model from its workdir, whatever its shape."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import flax.linen as nn
@@ -9,14 +10,45 @@ import jax
 import numpy as np
 
 from flaxformer_lite import workdir as workdir_lib
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import Config, parse_average, with_vocabulary
 from flaxformer_lite.data.tokenizer import Tokenizer
 from flaxformer_lite.decoding.generate import Decoder
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import metrics, parallel, step, writers
+from flaxformer_lite.training import checkpoint, metrics, parallel, step, writers
 from flaxformer_lite.training.checkpoint import Checkpoints
 
 ROWS = 64  # texts decoded at once
+PARTS = {"raw": "params", "ema": "ema"}  # which parameters, and the part of a checkpoint that holds them
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Which parameters of a run these are."""
+
+    steps: tuple[int, ...]  # of the checkpoints that they are the average of; mostly one
+    kind: str = "raw"  # or 'ema': the moving average that training keeps
+    average: str | None = None  # 'last:5', where that was asked for
+
+    @property
+    def step(self) -> int:
+        """The step that their scores are noted at."""
+        return self.steps[-1]
+
+    def __str__(self) -> str:
+        steps = ", ".join(map(str, self.steps))
+        words = f"average of steps {steps}" if len(self.steps) > 1 else f"step {steps}"
+        return words if self.kind == "raw" else f"{words}, moving average{'s' if len(self.steps) > 1 else ''}"
+
+    @property
+    def remark(self) -> str | None:
+        """What the log says beside their scores; None of the parameters of one step as they are."""
+        return None if len(self.steps) == 1 and self.kind == "raw" else str(self)
+
+    @property
+    def label(self) -> str:
+        """The same in the name of a file, such as 'step48-last5-ema'."""
+        average = self.average.replace(":", "") if self.average else None
+        return "-".join(filter(None, (f"step{self.step}", average, self.kind if self.kind != "raw" else None)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +61,7 @@ class Trained:
     params: dict
     mesh: jax.sharding.Mesh
     label_names: list[str] | None  # of a classifier's classes
+    origin: Origin = Origin(steps=(0,))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """One array of ids a text.
@@ -47,14 +80,25 @@ class Trained:
         return rows
 
 
-def load(workdir: str | Path, *, command: str | None = None, architecture: str | None = None) -> Trained:
+def load(
+    workdir: str | Path,
+    *,
+    command: str | None = None,
+    architecture: str | None = None,
+    average: str | None = None,
+    parameters: str | None = None,
+) -> Trained:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
     Args:
       command, architecture: what the model is wanted for, and the shape that this needs.
+      average: 'last:5' or 'best:5' checkpoints, or 'none'; None: as the run's `train.average` says, or of as many of
+        them as there are so far.
+      parameters: 'raw', or 'ema', their moving average; None: 'ema' if the run keeps one.
 
     Raises:
-      ValueError: the folder holds no run, or no checkpoint that can be read, or a model of another shape.
+      ValueError: the folder holds no run, or no checkpoint that can be read, or a model of another shape; fewer
+        checkpoints are kept than are to be averaged, or the run keeps no moving average.
     """
     paths = workdir_lib.Workdir(Path(workdir))
     config = workdir_lib.read_config(paths.path)
@@ -69,19 +113,61 @@ def load(workdir: str | Path, *, command: str | None = None, architecture: str |
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
     model = transformer.build_model(config.model)
     mesh = parallel.widest_mesh(config.data.rows_multiple)
-    best, metric = None, config.train.best_metric
+    checkpoints, metric = None, config.train.best_metric
     if paths.checkpoints.is_dir():
         scores = writers.validation_scores(paths.metrics, lambda values: metrics.score(values, metric))
-        checkpoints = Checkpoints(paths.checkpoints, scores=scores, read_only=True)
-        best = checkpoints.best_step()
-    if best is None:
+        checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=schedule(config), read_only=True)
+    if checkpoints is None or not checkpoints.steps():
         raise ValueError(f"{workdir}: there is no checkpoint yet; train this run first.")
-    shapes = {"params": parallel.whole_on(mesh, step.param_shapes(model))}
-    parts, record = checkpoints.restore(best, shapes)
+    shapes = parallel.whole_on(mesh, step.param_shapes(model))
+    params, record, origin = restore(checkpoints, shapes, config, average=average, parameters=parameters)
     checkpoints.close()
     if record["tokenizer"] != tokenizer.fingerprint:  # so the ids of one are not the ids of the other
-        raise ValueError(f"{paths.tokenizer}: this is not the tokenizer that step {best} was trained with.")
-    return Trained(config, tokenizer, model, parts["params"], mesh, record.get("label_names"))
+        raise ValueError(f"{paths.tokenizer}: this is not the tokenizer that step {origin.step} was trained with.")
+    return Trained(config, tokenizer, model, params, mesh, record.get("label_names"), origin)
+
+
+def measured(config: Config) -> str:
+    """Which parameters training evaluates, and commands use unless they are told otherwise: 'raw' or 'ema'."""
+    return "raw" if config.train.ema_decay is None else "ema"
+
+
+def schedule(config: Config) -> Callable[[int], bool]:
+    """Whether a run has a checkpoint at a step."""
+    train = config.train
+    every = {"eval_every": train.eval_every, "checkpoint_every": train.checkpoint_every}
+    return functools.partial(checkpoint.is_due, num_steps=train.num_steps, **every)
+
+
+def restore(
+    checkpoints: Checkpoints,
+    shapes: dict,
+    config: Config,
+    *,
+    average: str | None = None,
+    parameters: str | None = None,
+) -> tuple[dict, dict, Origin]:
+    """The parameters that are the result of a run so far, the record that lies beside them, and which they are.
+
+    Args:
+      shapes: of the parameters, with where to put them.
+      average, parameters: as `load` takes them.
+
+    Raises:
+      ValueError: as `load`, about the checkpoints.
+    """
+    kind = parameters or measured(config)
+    if kind not in PARTS:
+        raise ValueError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
+    if kind == "ema" and config.train.ema_decay is None:
+        raise ValueError("parameters: this run keeps no moving average, its train.ema_decay is not set; use 'raw'.")
+    or_fewer, part = average is None, PARTS[kind]
+    average = {None: config.train.average, "none": None}.get(average, average)
+    steps = [] if average is None else checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)
+    if not steps:
+        steps, average = [checkpoints.best_step()], None
+    parts, record = checkpoints.restore_average(steps, {part: shapes})
+    return parts[part], record, Origin(tuple(steps), kind, average)
 
 
 def make_decoder(model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options) -> Decoder:

@@ -27,10 +27,14 @@ class Translator:
         return self.run.tokenizer.decode(self._decoder(self.run.params, self.run.encode(texts)))
 
 
-def load(workdir: str | Path) -> Translator:
+def load(workdir: str | Path, *, average: str | None = None, parameters: str | None = None) -> Translator:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
+
+    Args:
+      average, parameters: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints.
 
     Raises:
       ValueError: the folder holds no run, no checkpoint that can be read, or a model that does not translate.
     """
-    return Translator(trained.load(workdir, command="translate", architecture="encoder_decoder"))
+    chosen = {"average": average, "parameters": parameters}
+    return Translator(trained.load(workdir, command="translate", architecture="encoder_decoder", **chosen))

@@ -49,7 +49,8 @@ TINY = {
     "data.buckets": "(64,)",
     "train.decode_examples": 0,
 }
-# A run of each other shape that learns a little; the language model's texts are packed.
+# A run of each other shape that learns a little; the language model's texts are packed, and its result is the average
+# of moving averages.
 CLASSIFIER = {
     **TINY,
     "model.architecture": "encoder_classifier",
@@ -68,6 +69,8 @@ LANGUAGE_MODEL = {
     "data.packing": True,
     "data.train_split": "train[:1000]",
     "train.checkpoint_every": 24,
+    "train.average": "last:2",
+    "train.ema_decay": 0.9,
     "decode.method": "sample",
     "decode.temperature": 0.9,
 }
@@ -155,7 +158,9 @@ def losses(path: Path) -> dict[int, float]:
 def checkpoint_arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint, by Orbax alone, under its path."""
     arrays = {}
-    for part in ("params", "progress"):
+    for part in ("params", "progress", "ema"):
+        if not (workdir / "checkpoints" / str(step) / part).exists():
+            continue
         with ocp.StandardCheckpointer() as checkpointer:
             tree = checkpointer.restore((workdir / "checkpoints" / str(step) / part).absolute())
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

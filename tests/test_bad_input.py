@@ -68,6 +68,14 @@ def refused(tmp_path, monkeypatch, capfd):
             "needs a dataset with one ClassLabel, such as cldr_language",
         ),
         ("--config.model.architecture=encoder", "config.model.architecture: 'encoder' is not a choice; did you mean"),
+        (
+            "--config.train.average=last:5",
+            "config.train.average: 'last:5' needs 5 checkpoints, and train.keep_newest = 2",
+        ),
+        (
+            "--config.train.best_metric=bleu_tokenized",
+            "config.train.best_metric: 'bleu_tokenized' is not measured where",
+        ),
         ("--config.model.num_kv_heads=3", "config.model.num_kv_heads: 3 does not divide num_heads = 8"),
         (
             "--config.data.train_files=a.tsv",
@@ -327,6 +335,52 @@ def test_a_run_without_a_checkpoint_yet_is_refused(refused, finished_run, tmp_pa
 
 def test_an_unknown_split_of_evaluate_is_refused(refused, finished_run):
     assert "no split 'dev'" in refused("evaluate", f"--workdir={finished_run}", "--split=dev")
+
+
+@pytest.mark.parametrize(
+    ("run", "flag", "words"),
+    [
+        (
+            "finished_run",
+            "--average=last:7",
+            "last:7 needs 7 checkpoints, and 3 are kept; ask for fewer, or train with",
+        ),
+        ("finished_run", "--average=best:7", "needs 7 checkpoints with a score, and 2 are kept; ask for fewer"),
+        ("finished_run", "--average=newest", "--average: expected last:N or best:N, such as last:5, got 'newest'"),
+        ("finished_run", "--parameters=ema", "this run keeps no moving average, its train.ema_decay is not set"),
+        ("finished_run", "--parameters=best", "parameters"),
+        ("finished_run", "--references=none.txt", "--references=none.txt: cannot be read"),
+        ("finished_run", "--references=two.txt", "two.txt: expected 24 lines, as many as the test split has, got 2"),
+        ("finished_run", "--bootstrap=7", "bootstrap"),
+        ("finished_run", "--bootstrap_seed=7", "--bootstrap_seed: goes with --bootstrap"),
+        ("finished_classifier", "--bootstrap=1000", "--bootstrap: goes with translations, and a 'encoder_classifier'"),
+        ("finished_language_model", "--references=two.txt", "--references: goes with translations, and a 'decoder_lm'"),
+    ],
+)
+def test_what_evaluate_cannot_do_is_refused_by_its_flag(refused, request, tmp_path, run, flag, words):
+    (tmp_path / "two.txt").write_text("one\ntwo\n")
+    assert words in refused("evaluate", f"--workdir={request.getfixturevalue(run)}", flag)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "--hypotheses: expected the file of translations, got nothing"),
+        ("--hypotheses=two.txt", "--references: expected the files to compare with, got nothing"),
+        ("--hypotheses=none.txt --references=two.txt", "--hypotheses=none.txt: cannot be read"),
+        (
+            "--hypotheses=two.txt --references=two.txt,one.txt",
+            "one.txt: expected 2 lines, as many as --hypotheses=two.txt",
+        ),
+        ("--hypotheses=empty.txt --references=two.txt", "--hypotheses=empty.txt: expected a line for each sentence"),
+        ("--hypotheses=two.txt --references=two.txt --baseline=two.txt", "--baseline: goes with --bootstrap=1000"),
+        ("--hypotheses=two.txt --references=two.txt --workdir=run", "workdir"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_its_file(refused, tmp_path, arguments, words):
+    for name, text in (("two", "a\nb\n"), ("one", "a\n"), ("empty", "")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert words in refused("score", *arguments.split())
 
 
 def test_an_unknown_command_names_the_nearest(refused):

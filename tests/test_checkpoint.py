@@ -4,6 +4,7 @@ import functools
 import gc
 import shutil
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def on(num_devices: int, state: dict) -> dict:
     return parallel.replicate(state, parallel.make_mesh(num_devices))
 
 
-def save_steps(folder: Path, *steps: int, scores: dict[int, float] | None = None, **kept: int) -> None:
+def save_steps(folder: Path, *steps: int, scores: dict[int, float] | None = None, **kept) -> None:
     checkpoints = Checkpoints(folder, scores=scores, **({"keep_newest": 9} | kept))
     for step in steps:
         checkpoints.save(step, on(1, make_state(step)), {"step": step, "note": f"näher {step}"})
@@ -150,6 +151,90 @@ def test_a_score_given_after_saving_still_counts(tmp_path):
         scores[step] = -step
     checkpoints.close()
     assert steps_in(tmp_path) == {"1", "3"}
+
+
+DUE = {"num_steps": 11, "eval_every": 6, "checkpoint_every": 4}
+
+
+def test_the_schedule_has_every_evaluation_every_so_many_steps_and_the_last():
+    assert [step for step in range(13) if checkpoint.is_due(step, **DUE)] == [4, 6, 8, 11, 12]
+
+
+def test_what_a_signal_saved_is_kept_as_long_as_it_is_the_newest_and_takes_nobodys_place(tmp_path):
+    due = functools.partial(checkpoint.is_due, **DUE)
+    for saved, expected in [((4, 6, 7), {"4", "6", "7"}), ((8,), {"6", "8"}), ((9,), {"6", "8", "9"})]:
+        save_steps(tmp_path, *saved, keep_newest=2, keep_best=0, due=due)
+        assert steps_in(tmp_path) == expected
+
+
+def test_the_last_of_the_schedule_and_the_best_are_found_oldest_first(folder):
+    checkpoints = Checkpoints(folder, scores={2: 0.5, 3: 0.1, 5: 0.7}, due=lambda step: step != 3, read_only=True)
+    assert checkpoints.steps_of("last", 2) == checkpoints.steps_of("best", 2) == [2, 5]
+    assert checkpoints.steps_of("last", 1) == [5] and checkpoints.steps_of("best", 3) == [2, 3, 5]
+    with pytest.raises(
+        ValueError, match=r"last:3 needs 3 checkpoints, and 2 are kept; .* train\.keep_newest=3 or more"
+    ):
+        checkpoints.steps_of("last", 3)
+    checkpoints.scores.pop(3)
+    with pytest.raises(ValueError, match=r"needs 3 checkpoints with a score, and 2 are kept; .* train\.keep_best=3 or"):
+        checkpoints.steps_of("best", 3)
+    checkpoints.close()
+
+
+def test_an_average_is_the_mean_of_each_array_in_its_own_type():
+    rng = np.random.default_rng(0)
+    trees = [{"a": rng.normal(size=(3, 5)).astype(np.float32), "b": {"c": np.float32(n)}} for n in (1, 2, 4, 6)]
+    mean = checkpoint.average(iter(trees))
+    assert mean["a"].dtype == mean["b"]["c"].dtype == np.float32
+    np.testing.assert_allclose(mean["a"], np.mean([tree["a"] for tree in trees], axis=0), rtol=1e-6)
+    assert mean["b"]["c"] == 13 / 4
+    np.testing.assert_array_equal(trees[0]["b"]["c"], 1)  # what was averaged is left as it was
+
+
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_an_average_of_equal_arrays_is_that_array_and_small_numbers_are_not_lost(count):
+    tree = {"x": np.float32([0.1, 1e-30, 1 / 3]), "y": jnp.full((2,), 0.7, jnp.bfloat16)}
+    assert_same(checkpoint.average(tree for _ in range(count)), tree)
+    large = [{"x": np.float32([1e8])}, {"x": np.float32([1.0])}, {"x": np.float32([-1e8])}]
+    np.testing.assert_allclose(checkpoint.average(large)["x"], [1 / 3], rtol=1e-6)  # in float32 it would be 0
+
+
+def test_an_average_holds_one_tree_at_a_time():
+    alive = []
+
+    def read():
+        for number in range(5):
+            assert all(reference() is None for reference in alive)
+            leaf = np.full(3, number, np.float32)
+            alive.append(weakref.ref(leaf))
+            yield {"x": leaf}
+            del leaf
+
+    assert checkpoint.average(read())["x"].tolist() == [2, 2, 2] and len(alive) == 5
+
+
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_an_average_of_checkpoints_lies_whole_on_each_device_with_the_last_record(folder, num_devices):
+    checkpoints = Checkpoints(folder, read_only=True)
+    like = {"params": shapes_on(num_devices)["params"]}
+    parts, record = checkpoints.restore_average([2, 3, 5], like)
+    alone, _ = checkpoints.restore_average([3], like)
+    checkpoints.close()
+    trees = [make_state(step)["params"] for step in (2, 3, 5)]
+    expected = jax.tree.map(lambda *x: np.mean([np.asarray(each, np.float64) for each in x], axis=0), *trees)
+    np.testing.assert_allclose(parts["params"]["w"], expected["w"], rtol=1e-6)
+    np.testing.assert_allclose(np.float64(parts["params"]["b"]), expected["b"], rtol=2**-8)
+    assert parts["params"]["b"].dtype == jnp.bfloat16 and record["step"] == 5
+    assert {len(x.sharding.device_set) for x in jax.tree.leaves(parts)} == {num_devices}
+    assert_same(alone, {"params": trees[1]})
+
+
+def test_one_damaged_checkpoint_of_an_average_is_named(folder):
+    flip_a_byte(folder / "3")
+    checkpoints = Checkpoints(folder, read_only=True)
+    with pytest.raises(ValueError, match=str(folder / "3")):
+        checkpoints.restore_average([2, 3, 5], {"params": shapes_on(1)["params"]})
+    checkpoints.close()
 
 
 def test_a_step_is_written_once(folder):

@@ -8,7 +8,15 @@ import pytest
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.command_line import find_config, load_config
-from flaxformer_lite.commands import PLOTS, parse_evaluate, parse_generate, parse_plot, parse_text, parse_train
+from flaxformer_lite.commands import (
+    PLOTS,
+    parse_evaluate,
+    parse_generate,
+    parse_plot,
+    parse_score,
+    parse_text,
+    parse_train,
+)
 from flaxformer_lite.config import DecodeConfig, differences, resolve
 
 CONFIG_FILE = """from flaxformer_lite.config import default_config
@@ -62,21 +70,69 @@ def test_a_contradiction_between_overrides_is_refused():
 
 
 def test_evaluating_needs_a_folder_and_takes_the_test_split_unless_told():
-    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test")
-    assert parse_evaluate(["--workdir=w", "--split=validation"]) == (Path("w"), "validation")
+    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test", [], {}, Path("w/samples"), {})
+    assert parse_evaluate(["--workdir=w", "--split=validation"]).split == "validation"
+    flags = ["--references=a,b", "--bootstrap=1000", "--bootstrap_seed=7", "--output=o", "--average=none"]
+    resampling = {"bootstrap": 1000, "seed": 7}
+    references = [Path("a"), Path("b")]
+    expected = (Path("w"), "test", references, resampling, Path("o"), {"average": "none"})
+    assert parse_evaluate(["--workdir=w", *flags]) == expected
+
+
+def test_scoring_takes_files_and_no_folder():
+    files = ["--hypotheses=h", "--references=a,b"]
+    assert parse_score(files) == (Path("h"), [Path("a"), Path("b")], False, None, {})
+    request = parse_score([*files, "--tokenized", "--bootstrap=99", "--baseline=c"])
+    assert request == (Path("h"), [Path("a"), Path("b")], True, Path("c"), {"bootstrap": 99})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--references=a", "--hypotheses: expected the file of translations, got nothing; add --hypotheses=FILE."),
+        ("--hypotheses=h", "--references: expected the files to compare with, got nothing; add --references=FILE."),
+        ("--hypotheses=h --references=a --baseline=b", "--baseline: goes with --bootstrap=1000"),
+        ("--hypotheses=h --references=a --bootstrap_seed=3", "--bootstrap_seed: goes with --bootstrap"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(arguments, says):
+    with pytest.raises(ValueError) as caught:
+        parse_score(arguments.split())
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize("flag", ["--bootstrap=39", "--bootstrap=many", "--bootstrap=99 --bootstrap_seed=0"])
+def test_too_few_resamples_or_a_seed_that_is_none_end_with_2_and_one_line(flag, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_score(["--hypotheses=h", "--references=a", *flag.split()])
+    assert caught.value.code == 2
+    assert "bootstrap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "parser", [parse_evaluate, parse_generate, lambda arguments: parse_text(arguments, "translate")]
+)
+def test_every_command_on_a_run_takes_an_average_and_which_parameters(parser):
+    assert parser(["--workdir=w"]).model == {}
+    given = {"average": "best:3", "parameters": "raw"}
+    assert parser(["--workdir=w", *(f"--{name}={value}" for name, value in given.items())]).model == given
+    with pytest.raises(ValueError, match=r"^--average: expected last:N or best:N, such as last:5, got 'last'"):
+        parser(["--workdir=w", "--average=last"])
+    with pytest.raises(SystemExit):
+        parser(["--workdir=w", "--parameters=best"])
 
 
 def test_translating_and_classifying_read_and_write_files_or_the_standard_streams():
     for command in ("translate", "classify"):
-        assert parse_text(["--workdir=w"], command) == (Path("w"), None, None)
-        paths = parse_text(["--workdir=w", "--input=a", "--output=b"], command)
-        assert paths == (Path("w"), Path("a"), Path("b"))
+        assert parse_text(["--workdir=w"], command) == (Path("w"), None, None, {})
+        request = parse_text(["--workdir=w", "--input=a", "--output=b"], command)
+        assert request == (Path("w"), Path("a"), Path("b"), {})
 
 
 def test_generating_writes_one_text_of_nothing_as_the_run_would_unless_told():
-    assert parse_generate(["--workdir=w"]) == (Path("w"), "", 1, {}, None)
+    assert parse_generate(["--workdir=w"]) == (Path("w"), "", 1, {}, None, {})
     request = parse_generate(["--workdir=w", "--prompt=a b", "--count=3", "--output=o"])
-    assert request == (Path("w"), "a b", 3, {}, Path("o"))
+    assert request == (Path("w"), "a b", 3, {}, Path("o"), {})
 
 
 def test_generating_takes_every_field_of_decoding_by_its_name_and_type():

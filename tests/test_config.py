@@ -42,6 +42,8 @@ OPTIONAL = {
     "data.test_dataset": "wmt15_translate/de-en",
     "data.text_features": "premise,hypothesis",
     "optim.clip_norm": 0.5,
+    "train.average": "last:2",
+    "train.ema_decay": 0.99,
     "train.patience": 3,
     "decode.top_k": 7,
     "decode.top_p": 0.9,
@@ -51,12 +53,20 @@ OPTIONAL = {
 def where_read(name, value):
     """{'decode': {'top_k': 7, 'method': 'sample'}} for 'decode.top_k' and 7: a config in which the field is read."""
     fields = {name: value}
+    if value == "bleu_tokenized":
+        fields["data.pretokenized"] = True
     if name in config_lib.READ_IF:
         other, wanted = config_lib.READ_IF[name]
         fields[other] = wanted
     if name in ("data.faults", "data.longest_line"):
         fields |= {"data.dataset": "plain_text", "data.train_files": ("a.txt",)}
     return nested(**{field.replace(".", "__"): value for field, value in fields.items()})
+
+
+def attribute(config, name):
+    """The value of 'section.field'."""
+    section, field = name.split(".")
+    return getattr(getattr(config, section), field)
 
 
 def nested(**fields):
@@ -175,18 +185,22 @@ def test_only_the_choices_of_a_field_are_taken(name):
 @pytest.mark.parametrize(("name", "value"), [
     ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0), ("model.pooling", "first"),
     ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5), ("decode.seed", 3),
+    ("data.pretokenized", True),
 ])  # fmt: skip
 def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, value):
     section, field = name.split(".")
     other, wanted = config_lib.READ_IF[name]
     assert getattr(getattr(resolve(where_read(name, value)), section), field) == value
+    elsewhere = {}
+    if attribute(Config(), other) == wanted:
+        elsewhere = {other: next(choice for choice in config_lib.CHOICES[other] if choice != wanted)}
     with pytest.raises(ValueError) as caught:
-        resolve({section: {field: value}})
+        resolve(nested(**{key.replace(".", "__"): each for key, each in {name: value, **elsewhere}.items()}))
     assert str(caught.value).startswith(f"config.{name}: goes with {other}={wanted!r} only")
 
 
 def test_every_field_that_is_read_only_sometimes_is_in_the_test_above():
-    assert len(config_lib.READ_IF) == 8
+    assert len(config_lib.READ_IF) == 9
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
@@ -251,6 +265,9 @@ def test_every_field_with_a_rule_exists(names):
         (dict(parallel__data=0), "parallel.data", "expected -1 (all devices) or at least 1, got 0"),
         (dict(parallel__data=-2), "parallel.data", "expected -1 (all devices) or at least 1, got -2"),
         (dict(train__best_metric="bleu", train__decode_examples=0), "train.best_metric", "needs translations"),
+        (dict(train__best_metric="bleu", data__pretokenized=True), "train.best_metric", "choose 'bleu_tokenized'"),
+        (dict(train__best_metric="chrf", data__pretokenized=True), "train.best_metric", "choose 'bleu_tokenized'"),
+        (dict(train__best_metric="bleu_tokenized"), "train.best_metric", "choose 'bleu' or 'chrf'"),
         (dict(model__architecture="encoder_decoder", data__packing=True), "data.packing", "'decoder_lm'"),
         (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "'decoder_lm'"),
         (dict(decode__method="sample", decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),
@@ -296,6 +313,7 @@ def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields
         dict(model__vocab_size=37000),
         dict(parallel__data=-1),
         dict(train__best_metric="accuracy", train__decode_examples=0),
+        dict(train__best_metric="bleu_tokenized", data__pretokenized=True),
         dict(model__position="rotary", model__d_head=66),
         dict(model__num_kv_heads=2),
         dict(model__num_kv_heads=8),
@@ -341,7 +359,8 @@ def test_a_kernel_that_keeps_no_weights_is_refused_with_what_acts_on_them(name, 
 @pytest.mark.parametrize("architecture", config_lib.CHOICES["model.architecture"])
 @pytest.mark.parametrize("metric", config_lib.CHOICES["train.best_metric"])
 def test_a_metric_of_translations_is_refused_where_the_model_makes_none(metric, architecture):
-    fields = nested(model__architecture=architecture, train__best_metric=metric)
+    tokenized = metric == "bleu_tokenized" and architecture == "encoder_decoder"
+    fields = nested(model__architecture=architecture, train__best_metric=metric, data__pretokenized=tokenized)
     if architecture == "encoder_decoder" or metric in ("loss", "accuracy"):
         assert resolve(fields).train.best_metric == metric
     else:
@@ -349,6 +368,41 @@ def test_a_metric_of_translations_is_refused_where_the_model_makes_none(metric, 
             ValueError, match=rf"^config\.train\.best_metric: '{metric}' needs translations, and .*{architecture}"
         ):
             resolve(fields)
+
+
+@pytest.mark.parametrize("text", ["5", "last", "last:", "last:0", "last:-1", "last:5.0", "newest:5", "last:²", "none"])
+def test_an_average_of_anything_but_the_last_or_the_best_is_refused(text):
+    with pytest.raises(ValueError) as caught:
+        resolve(nested(train__average=text))
+    assert str(caught.value) == f"config.train.average: expected last:N or best:N, such as last:5, got {text!r}."
+
+
+@pytest.mark.parametrize(("which", "field"), [("last", "keep_newest"), ("best", "keep_best")])
+def test_an_average_of_more_checkpoints_than_are_kept_is_refused_with_the_field_that_keeps_them(which, field):
+    fields = {"train__average": f"{which}:7"}
+    assert resolve(nested(**fields, **{f"train__{field}": 7})).train.average == f"{which}:7"
+    with pytest.raises(ValueError, match=rf"train\.{field} = 6 keeps fewer; set train\.{field} to 7\."):
+        resolve(nested(**fields, **{f"train__{field}": 6}))
+
+
+@pytest.mark.parametrize("num_steps", range(1, 14))
+@pytest.mark.parametrize(
+    ("each", "between", "patience"), [(4, 3, None), (3, 7, None), (4, 2, None), (3, 2, 1), (2, 5, 2)]
+)
+def test_an_average_of_more_checkpoints_than_a_run_makes_is_refused(num_steps, each, between, patience):
+    """Counted one by one; with patience, up to the earliest step that it may stop at."""
+    end = num_steps if patience is None else min(num_steps, (patience + 1) * each)
+    evaluated = {step for step in range(1, end + 1) if step % each == 0 or step == end}
+    saved = evaluated | {step for step in range(1, end + 1) if step % between == 0}
+    train = dict(num_steps=num_steps, eval_every=each, checkpoint_every=between, patience=patience)
+    for which, steps in (("last", saved), ("best", evaluated)):
+        enough = {"train": {**train, "average": f"{which}:{len(steps)}", "keep_newest": 99, "keep_best": 99}}
+        assert resolve(enough).train.average == f"{which}:{len(steps)}"
+        more = {"train": {**enough["train"], "average": f"{which}:{len(steps) + 1}"}}
+        with pytest.raises(
+            ValueError, match=rf"needs {len(steps) + 1} checkpoints, and {end} steps make {len(steps)};"
+        ):
+            resolve(more)
 
 
 def test_a_config_survives_the_way_through_a_configdict_and_through_json():
@@ -395,8 +449,10 @@ def test_differences_name_the_field_with_both_values():
 
 def test_on_resume_only_these_fields_may_differ():
     free = {f"{s}.{f}" for s, f in FIELDS if f"{s}.{f}".startswith(MAY_DIFFER_ON_RESUME)}
-    train = "num_steps log_every eval_every checkpoint_every keep_newest keep_best patience decode_examples".split()
-    expected = {f"train.{name}" for name in train} | {f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")}
+    train = "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience decode_examples"
+    expected = {f"train.{name}" for name in train.split()} | {
+        f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")
+    }
     assert free == expected | {"model.backend"}  # which computes the same
 
 

@@ -18,10 +18,11 @@ from flaxformer_lite import __main__, classify, generate, runtime, trained, tran
 from flaxformer_lite import evaluate as evaluate_module
 from flaxformer_lite.commands import PLOTS
 from flaxformer_lite.config import CHOICES, ModelConfig
+from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import metrics, report
+from flaxformer_lite.training import metrics, parallel, report
 from flaxformer_lite.training import step as step_lib
 
 STEPS = runs.SMALL["train.num_steps"]
@@ -57,6 +58,12 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Ca
         return out
 
     return run
+
+
+def best_step(workdir: Path) -> int:
+    """The step of the test line."""
+    (test,) = runs.lines_of(workdir, "test")
+    return test["step"]
 
 
 def lines_of(text: str) -> list[str]:
@@ -112,7 +119,8 @@ def test_the_workdir_holds_what_the_design_says_and_nothing_else(finished_run):
     assert len(events) == 1 and next(finished_run.glob("events.*")).stat().st_size > 1000
     # The newest two, and what was the best when the last one was saved, which is scored after that.
     assert {path.name for path in (finished_run / "checkpoints").iterdir()} == {"24", "40", "48"}
-    assert {path.name for path in (finished_run / "samples").iterdir()} == {"24.txt", "48.txt", "test.txt"}
+    kept = {f"test.step{best_step(finished_run)}.greedy.{name}" for name in ("hypotheses.txt", "scores.json")}
+    assert {path.name for path in (finished_run / "samples").iterdir()} == {"24.txt", "48.txt", "test.txt"} | kept
 
 
 def test_samples_show_source_translation_and_reference(finished_run):
@@ -136,8 +144,8 @@ def test_the_user_sees_what_was_resolved_and_where_everything_lies(finished_run)
     assert str(finished_run) in text and "Traceback" not in text and "Warning" not in text
 
 
-def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(finished_run, records):
-    process = runs.run("evaluate", f"--workdir={finished_run}", "--split=test")
+def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(finished_run, records, tmp_path):
+    process = runs.run("evaluate", f"--workdir={finished_run}", "--split=test", f"--output={tmp_path}")
     assert process.returncode == 0, process.stderr
     for name in ("loss", "perplexity", "accuracy", "exact_match", "bleu", "chrf", "exact_match/money"):
         assert any(line.split()[0] == name for line in process.stdout.splitlines()), name
@@ -147,6 +155,63 @@ def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(f
     for name, value in values.items():
         assert value == pytest.approx(records[-1][name], rel=1e-5), name
     assert report.table(values) in process.stdout
+    # It writes what training has written at its end; only the loss is that of more devices.
+    name = f"test.step{best_step(finished_run)}.greedy"
+    paths = [tmp_path / f"{name}.hypotheses.txt", tmp_path / f"{name}.scores.json"]
+    assert sorted(tmp_path.iterdir()) == paths and process.stdout.splitlines()[-2:] == list(map(str, paths))
+    for path in paths:
+        own = (finished_run / "samples" / path.name).read_text(encoding="utf-8")
+        if path.suffix == ".txt":
+            assert path.read_text(encoding="utf-8") == own
+        else:
+            facts, expected = json.loads(path.read_text(encoding="utf-8")), json.loads(own)
+            assert facts.pop("scores") == pytest.approx(expected.pop("scores"), rel=1e-5)
+            assert facts == expected
+
+
+def test_score_gives_what_training_has_kept_the_scores_it_logged(finished_run, records, command, tmp_path):
+    (kept,) = (finished_run / "samples").glob("*.hypotheses.txt")
+    reference, other = tmp_path / "reference.txt", tmp_path / "other.txt"
+    texts = Dataset("cldr_translate/en-de").read(runs.SMALL["data.test_split"]).target
+    reference.write_bytes("".join(f"{text}\n" for text in texts).encode())
+    other.write_bytes(kept.read_bytes())
+    files = [f"--hypotheses={kept}", f"--references={reference}"]
+    names = ("exact_match", "bleu", "chrf")
+    printed = command("score", *files)
+    assert report.table({name: records[-1][name] for name in names}) in printed
+    assert "bleu: sacreBLEU signature nrefs:1|" in printed and "chrf: sacreBLEU signature nrefs:1|" in printed
+    both = command("score", f"--hypotheses={kept}", f"--references={reference},{other}")
+    assert both.splitlines()[1].split() == ["exact_match", "100.00", "%"] and "nrefs:2|" in both
+    tokenised = command("score", *files, "--tokenized", "--bootstrap=40", "--bootstrap_seed=7", f"--baseline={other}")
+    assert "bleu_tokenized: sacreBLEU signature nrefs:1|bs:40|seed:7|" in tokenised and "tok:none" in tokenised
+    rows = {line.split()[0]: line.split()[-1] for line in tokenised.splitlines()}
+    assert rows["exact_match"] == rows["bleu_tokenized"] == "1.0000" and not {"bleu", "chrf"} & rows.keys()
+
+
+def test_evaluate_compares_with_files_and_tells_how_sure_it_is(finished_run, command, tmp_path):
+    (kept,) = (finished_run / "samples").glob("*.hypotheses.txt")
+    words = [f"--references={kept}", "--bootstrap=40", f"--output={tmp_path}"]
+    printed = command("evaluate", f"--workdir={finished_run}", *words)
+    rows = {line.split()[0]: line for line in printed.splitlines()}
+    assert rows["exact_match"].split() == ["exact_match", "100.00", "%", "100.00", "%", "±", "0.00", "%"]
+    assert "bs:40|seed:12345" in printed
+    (scores,) = tmp_path.glob(f"*.greedy.{kept.name}.scores.json")
+    assert json.loads(scores.read_text())["references"] == [str(kept)]
+
+
+def mean_of(arrays: list[dict[str, np.ndarray]], part: str) -> dict[str, np.ndarray]:
+    """The mean of the arrays of a part over checkpoints."""
+    names = [name for name in arrays[0] if name.startswith(f"{part}[")]
+    return {
+        name.removeprefix(part): np.mean([each[name] for each in arrays], axis=0, dtype=np.float64) for name in names
+    }
+
+
+def assert_are(params: dict, expected: dict[str, np.ndarray]) -> None:
+    actual = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    assert actual.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(actual[name], array, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished_run, tmp_path):
@@ -207,7 +272,8 @@ def test_a_classifier_learns_and_its_log_ends_with_the_test_line_at_its_best_ste
 def test_evaluating_a_classifier_prints_its_test_line_and_its_mistakes(finished_classifier, command):
     printed = command("evaluate", f"--workdir={finished_classifier}")
     measured = evaluate_module.evaluate(finished_classifier, "test")
-    assert printed == f"{finished_classifier}, test split\n{report.table(measured.values)}\n{measured.note}\n"
+    title = f"{finished_classifier}, test split, step {best_step(finished_classifier)}"
+    assert printed == f"{title}\n{report.table(measured.values)}\n{measured.note}\n"
     (logged,) = runs.lines_of(finished_classifier, "test")
     assert measured.values == pytest.approx({name: logged[name] for name in ("loss", "accuracy")}, rel=1e-5)
     assert (finished_classifier / "samples" / "test.txt").read_text(encoding="utf-8") == measured.note
@@ -244,7 +310,7 @@ def test_a_language_model_learns_and_its_bits_are_those_of_its_loss(finished_lan
     train, (test,) = runs.losses(finished_language_model), runs.lines_of(finished_language_model, "test")
     assert abs(train[1] - math.log(runs.SMALL["data.vocab_size"])) < 1.5
     assert test["loss"] < 0.8 * math.log(runs.SMALL["data.vocab_size"])
-    assert test.keys() == {"step", "split", "loss", "accuracy", "perplexity", "bits_per_byte"}
+    assert test.keys() == {"step", "split", "parameters", "loss", "accuracy", "perplexity", "bits_per_byte"}
     run, dataset = trained.load(finished_language_model), Dataset("cldr_translate/en-de", architecture="decoder_lm")
     texts = dataset.read(runs.TINY["data.test_split"]).target
     tokens = sum(len(ids) + 1 for ids in run.encode(texts))
@@ -255,7 +321,8 @@ def test_a_language_model_learns_and_its_bits_are_those_of_its_loss(finished_lan
 def test_evaluating_a_language_model_prints_its_test_line(finished_language_model, command):
     printed = command("evaluate", f"--workdir={finished_language_model}")
     values = evaluate_module.evaluate(finished_language_model, "test").values
-    assert printed == f"{finished_language_model}, test split\n{report.table(values)}\n"
+    title = f"{finished_language_model}, test split, average of steps 24, 48, moving averages"
+    assert printed == f"{title}\n{report.table(values)}\n"
     (logged,) = runs.lines_of(finished_language_model, "test")
     assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5)
 
@@ -276,6 +343,29 @@ def test_generate_writes_the_same_texts_for_a_seed_and_others_for_another(finish
     assert [text.replace("\n", " ") for text in writer(["3 days"] * 5)] == texts
     assert command(*words, "--seed=7", f"--output={tmp_path / 'out.txt'}") == ""
     assert (tmp_path / "out.txt").read_bytes().decode() == process.stdout
+
+
+def test_the_result_of_a_run_may_be_the_average_of_its_last_moving_averages(finished_language_model, command):
+    arrays = [runs.checkpoint_arrays(finished_language_model, step) for step in (24, STEPS)]
+    own = trained.load(finished_language_model)
+    assert_are(own.params, mean_of(arrays, "ema"))
+    (test,), validation = (runs.lines_of(finished_language_model, split) for split in ("test", "validation"))
+    assert (test["step"], test["parameters"]) == (STEPS, "average of steps 24, 48, moving averages")
+    assert [line["parameters"] for line in validation] == ["step 24, moving average", "step 48, moving average"]
+    # Other parameters of the same run; training has evaluated the moving average of its last step.
+    last, raw, both = (
+        generate.load(finished_language_model, average=average, parameters=parameters).run
+        for average, parameters in (("last:1", "ema"), ("none", "raw"), (None, "raw"))
+    )
+    assert_are(last.params, mean_of(arrays[1:], "ema"))
+    assert_are(both.params, mean_of(arrays, "params"))
+    split = pipeline.read_split(pipeline.open_dataset(own.config), "validation[:8]", own.tokenizer, own.config)
+    evaluator = evaluate_module.Evaluator(own.model, own.config, parallel.MeshMode(own.mesh), own.tokenizer)
+    losses = [evaluator.measure(run.params, run.params, split, decode=0).values["loss"] for run in (last, raw, own)]
+    assert losses[0] == pytest.approx(validation[-1]["loss"], rel=1e-5) and len({round(x, 4) for x in losses}) == 3
+    words = ["generate", f"--workdir={finished_language_model}", "--prompt=3", "--count=5"]
+    written = {command(*words, *flags) for flags in ([], ["--average=none"], ["--parameters=raw", "--average=last:1"])}
+    assert len(written) == 3
 
 
 def test_generate_follows_the_run_and_then_the_flags(finished_language_model, command):

@@ -1,15 +1,15 @@
-"""Scores by sacreBLEU itself, bits a byte in closed form, mistakes counted; many devices measure what one does."""
+"""Translations scored and kept, bits a byte in closed form, mistakes counted; many devices measure what one does."""
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
 import numpy as np
 import pytest
-import sacrebleu
 
-from flaxformer_lite import evaluate, trained
+from flaxformer_lite import evaluate, scoring, trained
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.datasets import Examples
@@ -23,36 +23,13 @@ REFERENCES = ["der 3. Mai", "12,50 €", "vor 3 Tagen", "drei", "7 km"]
 HYPOTHESES = ["der 3. Mai", "12,5 €", "vor 3 Tagen", "", "7 km"]
 
 
-def test_exact_match_counts_characters_and_nothing_less():
-    assert evaluate.exact_matches(["a b", "a\u00a0b", "A"], ["a b", "a b", "a"]).tolist() == [1, 0, 0]
-
-
-def test_scores_are_sacrebleus_on_raw_text_with_its_signature():
-    scores, signature = evaluate.score_texts(HYPOTHESES, REFERENCES)
-    assert scores["exact_match"] == 3 / 5
-    assert scores["bleu"] == sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score
-    assert scores["chrf"] == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
-    assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-
-
-def test_perfect_translations_have_perfect_scores():
-    scores, _ = evaluate.score_texts(REFERENCES, REFERENCES)
-    assert scores["exact_match"] == 1
-    assert scores["bleu"] == pytest.approx(100)
-    assert scores["chrf"] == pytest.approx(100)
-
-
 def test_exact_match_by_kind_divides_by_the_examples_of_the_kind():
-    texts = Examples(source=[""] * 5, target=REFERENCES, kind=["date", "money", "date", "number", "number"])
-    assert evaluate.by_kind(HYPOTHESES, texts) == {
+    kinds = ["date", "money", "date", "number", "number"]
+    assert evaluate.by_kind(HYPOTHESES, [REFERENCES], kinds) == {
         "exact_match/date": 1.0,
         "exact_match/money": 0.0,
         "exact_match/number": 0.5,
     }
-
-
-def test_without_kinds_there_is_nothing_by_kind():
-    assert evaluate.by_kind(HYPOTHESES, Examples(source=[""] * 5, target=REFERENCES)) == {}
 
 
 V, LONGEST, EXTRA = 29, 23, 5
@@ -84,8 +61,9 @@ def make_texts(number, seed, longest=LONGEST - 1):
     return Letters.decode(rng.integers(4, V, length) for length in rng.integers(1, longest, number))
 
 
-def config_of(architecture, *, packing=False, **decode):
-    data = DataConfig(vocab_size=V, buckets=(LONGEST,), tokens_per_batch=LONGEST * 16, packing=packing)
+def config_of(architecture, *, packing=False, pretokenized=False, **decode):
+    kind = {"packing": packing, "pretokenized": pretokenized}
+    data = DataConfig(vocab_size=V, buckets=(LONGEST,), tokens_per_batch=LONGEST * 16, **kind)
     decode = DecodeConfig(max_extra_length=EXTRA, **decode)
     return Config(model=SHAPES[architecture], data=data, decode=decode)
 
@@ -155,11 +133,11 @@ def test_translations_are_scored_and_shown_and_what_the_model_cannot_take_has_an
     shown = [line.removeprefix("translation  ") for line in measured.samples.splitlines() if "translation" in line]
     assert len(set(shown)) > 3
     assert shown[-2:] == ["", ""]
-    scores, signature = evaluate.score_texts(shown, PAIRS.target)
-    assert (
-        scores.items() <= measured.values.items() and evaluate.by_kind(shown, PAIRS).items() <= measured.values.items()
-    )
-    assert measured.note == f"sacreBLEU signature {signature}"
+    scores = scoring.score(shown, [PAIRS.target])
+    assert scores == measured.scores and list(measured.hypotheses) == shown
+    kinds = evaluate.by_kind(shown, [PAIRS.target], PAIRS.kind)
+    assert measured.values.items() >= (scores.values | kinds).items()
+    assert measured.note == report.signatures(scores)
     assert measured.samples == report.translations(PAIRS, shown)
     assert measured.values["perplexity"] == pytest.approx(math.exp(measured.values["loss"]))
 
@@ -171,6 +149,97 @@ def test_only_so_many_are_translated_as_asked_for_and_the_loss_is_of_all():
     assert none.values == {name: every.values[name] for name in ("loss", "perplexity", "accuracy")}
     assert (none.samples, none.note) == ("", "")
     assert some.values["loss"] == every.values["loss"]
+
+
+def test_where_kinds_are_not_known_there_is_nothing_by_kind():
+    values = measure("encoder_decoder")(dataclasses.replace(PAIRS, kind=None)).values
+    assert not any("/" in name for name in values)
+
+
+def test_text_that_is_tokenised_has_scores_of_other_names_and_no_bleu():
+    raw, tokenised = measure("encoder_decoder")(PAIRS), measure("encoder_decoder", pretokenized=True)(PAIRS)
+    assert "bleu" in raw.values and "bleu_tokenized" not in raw.values
+    assert "bleu_tokenized" in tokenised.values and not {"bleu", "chrf"} & tokenised.values.keys()
+    assert tokenised.scores == scoring.score(raw.hypotheses, [PAIRS.target], tokenized=True)
+    assert "tok:none" in tokenised.note and "tok:13a" not in tokenised.note
+    assert tokenised.values["loss"] == raw.values["loss"]
+
+
+def test_other_references_take_the_place_of_the_splits_own_but_for_the_loss():
+    own = measure("encoder_decoder")(PAIRS)
+    others = [list(own.hypotheses), PAIRS.target]
+    measured = measure("encoder_decoder")(PAIRS, references=others)
+    assert own.values["exact_match"] < measured.values["exact_match"] == 1
+    assert measured.scores == scoring.score(own.hypotheses, others)
+    assert {name: value for name, value in measured.values.items() if "/" in name} == dict.fromkeys(
+        ("exact_match/date", "exact_match/money", "exact_match/time"), 1.0
+    )
+    assert measured.values["loss"] == own.values["loss"]
+
+
+def test_resampling_adds_how_sure_the_scores_are():
+    plain, measured = measure("encoder_decoder")(PAIRS), measure("encoder_decoder")(PAIRS, bootstrap=40, seed=7)
+    assert measured.values == plain.values and plain.scores.intervals == {}
+    (expected,) = scoring.resample([plain.hypotheses], [PAIRS.target], bootstrap=40, seed=7)
+    assert measured.scores == expected and "bs:40|seed:7" in measured.note
+
+
+MEASURED = evaluate.Measurement(
+    {"loss": 0.5, "perplexity": math.inf, "bleu": 31.0, "exact_match/date": 0.25},
+    hypotheses=["3. Mai", "", "zwei\nZeilen\r\u2028"],
+    scores=scoring.Scores({"bleu": 31.0}, {"bleu": "nrefs:1|tok:13a"}, {"bleu": (30.5, 1.5)}),
+)
+
+
+def save(folder, measured=MEASURED, **changes):
+    config = config_of("encoder_decoder", **changes.pop("decode", {}))
+    options = {"split": "test", "config": config, "origin": trained.Origin((48,)), **changes}
+    return evaluate.save(measured, folder, **options)
+
+
+def test_translations_are_kept_one_a_line_beside_their_scores_and_what_they_are_of(tmp_path):
+    texts, scores = save(tmp_path / "new", decode={"method": "sample", "temperature": 0.5})
+    assert texts.read_bytes().decode() == "3. Mai\n\nzwei Zeilen \u2028\n"
+    name = f"test.step48.sample-temperature=0.5-max_extra_length={EXTRA}"
+    assert (texts.name, scores.name) == (f"{name}.hypotheses.txt", f"{name}.scores.json")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted([texts.name, scores.name])
+    facts = json.loads(scores.read_text(encoding="utf-8"))
+    assert facts["scores"] == {**MEASURED.values, "perplexity": None}
+    assert facts["signatures"] == MEASURED.scores.signatures and facts["resampled"] == {"bleu": [30.5, 1.5]}
+    assert (facts["hypotheses"], facts["sentences"], facts["references"]) == (texts.name, 3, "the split's own")
+    assert (facts["split"], facts["steps"], facts["parameters"], facts["average"]) == ("test", [48], "raw", None)
+    assert facts["decode"]["temperature"] == 0.5
+
+
+def test_what_differs_is_kept_in_files_of_other_names(tmp_path):
+    average = trained.Origin((32, 40, 48), "ema", "last:3")
+    ways = [
+        {},
+        {"split": "validation"},
+        {"split": "test[:7]"},
+        {"split": "test[7:]"},
+        {"split": "a/b"},
+        {"origin": trained.Origin((40,))},
+        {"origin": trained.Origin((48,), "ema")},
+        {"origin": average},
+        {"decode": {"method": "sample"}},
+    ]
+    written = [path.name for way in ways for path in save(tmp_path, **way)]
+    assert len(set(written)) == len(written) == 2 * len(ways)
+    assert "test.step48-last3-ema." in " ".join(written)
+    texts, scores = save(tmp_path, references=["of/mine.txt", "more.txt"])
+    assert texts.name in written and scores.name not in written
+    assert json.loads(scores.read_text())["references"] == ["of/mine.txt", "more.txt"]
+
+
+def test_where_nothing_was_translated_nothing_is_kept(tmp_path):
+    assert save(tmp_path / "new", evaluate.Measurement({"loss": 0.5})) == [] and not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(ValueError, match=rf"^--output={tmp_path}/taken: cannot be written to: .*; name another folder"):
+        save(tmp_path / "taken")
 
 
 TEXTS = Examples(target=[*make_texts(41, 6, longest=17), "", "ñ" * LONGEST])

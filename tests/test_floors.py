@@ -21,6 +21,7 @@ FLOORS = {
     "workdir": 2,
     "runtime": 0,
     "plots": 0,
+    "scoring": 0,
     "command_line": 3,
     "commands": 4,
     "model.masks": 0,
@@ -72,7 +73,7 @@ DOORS = {
     "ml_collections.config_flags": {"command_line"},
     "optuna": {"sweep"},
     "orbax": {"training.checkpoint"},
-    "sacrebleu": {"evaluate"},
+    "sacrebleu": {"scoring"},
     "sentencepiece": {"data.tokenizer"},
     "tensorflow_datasets": {"data.builders", "data.datasets"},
 }

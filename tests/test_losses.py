@@ -114,7 +114,9 @@ def test_the_loss_of_a_batch_is_the_sum_over_its_parts_and_so_is_its_gradient(pa
 
 def largest_array(jaxpr):
     """Elements of the largest array that a program or one within it computes."""
-    inner = [largest_array(inner) for equation in jaxpr.eqns for inner in jax.extend.core.jaxprs_in_params(equation.params)]
+    inner = [
+        largest_array(inner) for equation in jaxpr.eqns for inner in jax.extend.core.jaxprs_in_params(equation.params)
+    ]
     return max([math.prod(v.aval.shape) for equation in jaxpr.eqns for v in equation.outvars] + inner)
 
 

@@ -60,7 +60,7 @@ def start(architecture: str) -> tuple:
     model = transformer.build_model(config_of(architecture).model)
     schedule = {"d_model": MODEL.d_model, "num_steps": STEPS}
     optimizer = optim.make_optimizer(OptimConfig(schedule="linear", learning_rate=3e-3, warmup_steps=5), **schedule)
-    initial = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=5))()
+    initial = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=5, ema=True))()
     return model, optimizer, jax.device_get(initial)
 
 
@@ -80,6 +80,7 @@ def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], 
             optimizer=optimizer,
             label_smoothing=0.1,
             microbatches=microbatches,
+            ema_decay=0.9,
             axis_name=mode.axis_name,
         )
 
@@ -135,10 +136,11 @@ def test_the_losses_are_those_of_one_device(arm, architecture, microbatches):
     np.testing.assert_array_equal(mistakes, expected_mistakes)
     noise = key_biases(expected_state.params)
     assert noise
-    for path, expected in jax.tree_util.tree_leaves_with_path(expected_state.params):
-        if jax.tree_util.keystr(path) not in noise:
-            actual = dict(jax.tree_util.tree_leaves_with_path(state.params))[path]
-            np.testing.assert_allclose(actual, expected, atol=2e-4, err_msg=jax.tree_util.keystr(path))
+    for tree, expected_tree in ((state.params, expected_state.params), (state.ema, expected_state.ema)):
+        for path, expected in jax.tree_util.tree_leaves_with_path(expected_tree):
+            if jax.tree_util.keystr(path) not in noise:
+                actual = dict(jax.tree_util.tree_leaves_with_path(tree))[path]
+                np.testing.assert_allclose(actual, expected, atol=2e-4, err_msg=jax.tree_util.keystr(path))
     assert state.step == expected_state.step == STEPS
     np.testing.assert_array_equal(state.key_data, expected_state.key_data)
 
@@ -238,6 +240,8 @@ RUN = {
     "train.eval_every": 10,
     "train.checkpoint_every": 10,
     "train.keep_newest": 3,
+    "train.average": "last:2",
+    "train.ema_decay": 0.9,
 }
 ONE_PROCESS = {
     "one device": {"parallel.data": 1},

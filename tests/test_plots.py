@@ -304,7 +304,7 @@ def test_metrics_have_a_panel_each_with_a_curve_for_each_run_and_split():
         "first": [
             *(record(3, loss=7.0, grad_norm=2.0), record(5, loss=None, grad_norm=1.0), record(7, loss=5.0)),
             record(7, "validation", loss=4.0, bleu=11.0),
-            record(7, "test", loss=3.0, **{"exact_match/date": 1.0}),
+            {**record(7, "test", loss=3.0, **{"exact_match/date": 1.0}), "parameters": "average of steps 5, 7"},
         ],
         "second": [record(2, loss=1.0)],
     }

@@ -1,6 +1,7 @@
 """What a run says, read back: the numbers of the tables are those put in."""
 
 import dataclasses
+import json
 import re
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, parallel, report
 from flaxformer_lite.workdir import Workdir
 
@@ -30,6 +32,38 @@ def test_shares_are_shown_in_percent_and_what_is_not_finite_as_a_dash():
         ["chrf", "12"],
         ["perplexity", "-"],
     ]
+
+
+def test_intervals_stand_beside_the_values_that_have_one_in_the_same_unit():
+    table = report.table(
+        {"loss": 1.23456, "exact_match": 0.5, "bleu": 31.25}, {"exact_match": (0.51, 0.04), "bleu": (31.0, 1.5)}
+    )
+    assert columns(table)[1:] == [
+        ["loss", "1.235"],
+        ["exact_match", "50.00 %", "51.00 % ± 4.00 %"],
+        ["bleu", "31.25", "31 ± 1.5"],
+    ]
+    assert report.RESAMPLED in table.splitlines()[0]
+
+
+def test_two_systems_stand_side_by_side_with_how_likely_chance_is():
+    baseline = Scores({"bleu": 20.0}, {}, {"bleu": (20.5, 1.0)})
+    system = Scores({"bleu": 30.0}, {}, {"bleu": (29.5, 2.0)}, {"bleu": 0.00332})
+    head, row = columns(report.comparison(baseline, system))
+    assert head[1:] == ["baseline", report.RESAMPLED, "system", report.RESAMPLED, "p"]
+    assert row == ["bleu", "20", "20.5 ± 1", "30", "29.5 ± 2", "0.0033"]
+
+
+def test_every_signature_is_told_with_the_score_it_belongs_to():
+    scores = Scores({"exact_match": 1.0, "bleu": 2.0, "chrf": 3.0}, {"bleu": "a|b", "chrf": "c"})
+    assert report.signatures(scores) == "bleu: sacreBLEU signature a|b\nchrf: sacreBLEU signature c"
+
+
+def test_the_closing_table_tells_which_parameters_were_measured(tmp_path):
+    for words, told in (({}, "best step 7"), ({"parameters": "average of steps 5, 7"}, "average of steps 5, 7")):
+        line = json.dumps({"step": 7, "split": "test", **words, "loss": 0.5})
+        (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+        assert report.closing_table(Workdir(tmp_path)) == f"test split, {told}\nloss  0.5"
 
 
 def test_a_table_of_mistakes_has_a_row_for_each_class_and_the_share_that_was_right():

@@ -116,7 +116,7 @@ def test_every_line_of_the_log_is_whole_after_a_torn_one(stopped_run):
 
 
 SHAPES = {"finished_classifier": runs.CLASSIFIER, "finished_language_model": runs.LANGUAGE_MODEL}
-STOP = 31  # in the second epoch of the language model's packed texts
+STOP = 31  # in the second epoch of the language model's packed texts; no step of a checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +124,8 @@ def stopped_shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each other shape that a signal stopped as it logged step STOP, by the name of its finished twin."""
     write = writers.MetricsWriter.write
 
-    def write_and_signal(writer: writers.MetricsWriter, step: int, *line) -> None:
-        write(writer, step, *line)
+    def write_and_signal(writer: writers.MetricsWriter, step: int, *line, **words) -> None:
+        write(writer, step, *line, **words)
         if step == STOP:
             signal.raise_signal(signal.SIGTERM)
 
@@ -148,6 +148,11 @@ def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped
     runs.assert_same_arrays(runs.checkpoint_arrays(resumed, STEPS), runs.checkpoint_arrays(finished, STEPS))
     for split in ("validation", "test"):
         assert runs.lines_of(resumed, split) == runs.lines_of(finished, split) != []
+    assert str(stopped_at) in {path.name for path in (stopped_shapes[name] / "checkpoints").iterdir()}
+    for folder in ("samples", "checkpoints"):  # what a signal saved in between took nobody's place
+        assert {path.name for path in (resumed / folder).iterdir()} == {
+            path.name for path in (finished / folder).iterdir()
+        }
 
 
 def test_another_backend_may_go_on_with_a_run_and_computes_the_same_up_to_rounding(

@@ -311,6 +311,38 @@ def test_devices_that_each_hold_a_part_compute_the_step_of_the_whole(state):
     close(jax.tree.map(lambda x: x[1], evaluated), jitted(eval_step, model=MODEL)(state.params, BATCH), rtol=1e-5)
 
 
+@pytest.mark.parametrize("decay", [0.4, 0.999])
+def test_the_moving_average_is_that_of_the_recurrence_whose_decay_rises_to_its_value(decay):
+    start = jax.jit(lambda: init_state(MODEL, SGD, seed=0, ema=True))()
+    run = jitted(train_step, model=MODEL, optimizer=SGD, label_smoothing=0.1, ema_decay=decay)
+    state, expected = start, jax.tree.map(lambda x: np.asarray(x, np.float64), start.params)
+    for number in range(11):
+        state, _ = run(state, BATCH)
+        kept = min(decay, (1 + number) / (10 + number))
+        expected = jax.tree.map(lambda a, x, kept=kept: kept * a + (1 - kept) * np.asarray(x), expected, state.params)
+    assert (10 + 1) / (10 + 10) > 0.4  # so one decay was reached and the other was not
+    close(state.ema, expected, atol=1e-6)
+    assert largest_difference(state.ema, state.params) > 1e-3
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.ema)} == {np.dtype("float32")}
+    assert state.measured is state.ema
+
+
+def test_a_moving_average_changes_nothing_else(state):
+    averaging = state.replace(ema=state.params)
+    after, sums = jitted(train_step, model=MODEL, optimizer=SGD, label_smoothing=0.1, ema_decay=0.9)(averaging, BATCH)
+    expected, expected_sums = step_with(state)
+    assert expected.ema is None and expected.measured is expected.params
+    close(after.params, expected.params, rtol=1e-6)
+    close(sums, expected_sums, rtol=1e-6)
+
+
+def test_a_moving_average_starts_at_the_parameters_in_memory_of_its_own():
+    start = jax.jit(lambda: init_state(MODEL, SGD, seed=0, ema=True))()
+    close(start.ema, start.params, rtol=0)
+    pairs = zip(jax.tree.leaves(start.ema), jax.tree.leaves(start.params), strict=True)
+    assert all(one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer() for one, other in pairs)
+
+
 @pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
 def test_the_state_at_the_start_is_a_function_of_the_seed(architecture):
     model, _ = transformer_of(architecture)

@@ -2,16 +2,18 @@
 
 import dataclasses
 import functools
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 from flaxformer_lite import classify, generate, trained, translate
-from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
+from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import parallel
+from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -139,3 +141,94 @@ def test_text_number_i_is_a_function_of_the_seed_and_i_and_its_prompt():
 def test_eight_devices_write_what_one_does():
     one, eight = (generate.Writer(run_of("decoder_lm", **SAMPLED, seed=3, devices=n)) for n in (1, 8))
     assert one(["FGH"] * 13) == eight(["FGH"] * 13)
+
+
+# Which parameters of a run.
+
+
+@pytest.mark.parametrize(
+    ("origin", "words", "label", "plain"),
+    [
+        (((48,),), "step 48", "step48", True),
+        (((48,), "raw", "last:1"), "step 48", "step48-last1", True),
+        (((48,), "ema"), "step 48, moving average", "step48-ema", False),
+        (((40, 48), "raw", "best:2"), "average of steps 40, 48", "step48-best2", False),
+        (((7, 9), "ema", "last:2"), "average of steps 7, 9, moving averages", "step9-last2-ema", False),
+    ],
+)
+def test_parameters_say_which_they_are_in_words_and_in_the_names_of_files(origin, words, label, plain):
+    origin = trained.Origin(*origin)
+    assert (str(origin), origin.label) == (words, label)
+    assert origin.remark == (None if plain else words) and origin.step == max(origin.steps)
+
+
+STEPS, SIGNAL = (4, 8, 12), 10  # of the schedule, and where a signal made one more
+SCORES = {4: 0.9, 8: 0.1, 12: 0.5}
+
+
+@pytest.fixture(scope="module")
+def averaging_run(tmp_path_factory):
+    """Checkpoints whose parameters are their step and whose moving averages are its square."""
+    folder, mesh = tmp_path_factory.mktemp("run"), parallel.make_mesh(1)
+    written = Checkpoints(folder, keep_newest=9)
+    for step in sorted((*STEPS, SIGNAL)):
+        parts = {"params": {"w": np.full(3, step, np.float32)}, "ema": {"w": np.full(3, step**2, np.float32)}}
+        written.save(step, parallel.replicate(parts, mesh), {"step": step})
+    written.close()
+    return folder
+
+
+def restored(folder, *, ema_decay=0.9, train_average=None, **options):
+    """The number that the parameters are, and where they come from."""
+    train = {"num_steps": 12, "eval_every": 4, "checkpoint_every": 4, "keep_newest": 3, "keep_best": 3}
+    config = Config(train=TrainConfig(**train, ema_decay=ema_decay, average=train_average))
+    checkpoints = Checkpoints(folder, scores=SCORES, due=trained.schedule(config), read_only=True)
+    shapes = parallel.whole_on(parallel.make_mesh(1), {"w": jax.ShapeDtypeStruct((3,), np.float32)})
+    try:
+        params, _, origin = trained.restore(checkpoints, shapes, config, **options)
+    finally:
+        checkpoints.close()
+    (value,) = set(np.asarray(params["w"]).tolist())
+    return value, origin
+
+
+def test_without_a_word_the_best_moving_average_is_taken_where_the_run_keeps_one(averaging_run):
+    assert restored(averaging_run) == (16, trained.Origin((4,), "ema"))
+    assert restored(averaging_run, ema_decay=None) == (4, trained.Origin((4,)))
+    assert restored(averaging_run, parameters="raw") == (4, trained.Origin((4,)))
+
+
+def test_an_average_is_the_runs_own_unless_another_or_none_is_asked_for(averaging_run):
+    own = {"ema_decay": None, "train_average": "last:2"}
+    assert restored(averaging_run, **own) == (10, trained.Origin((8, 12), "raw", "last:2"))  # not of 10 and 12
+    assert restored(averaging_run, **own, average="none") == (4, trained.Origin((4,)))
+    assert restored(averaging_run, **own, average="last:3") == (8, trained.Origin((4, 8, 12), "raw", "last:3"))
+    assert restored(averaging_run, average="best:2") == ((16 + 144) / 2, trained.Origin((4, 12), "ema", "best:2"))
+
+
+def test_of_a_half_finished_run_its_average_is_of_as_many_as_there_are_so_far(averaging_run, tmp_path):
+    steps = tmp_path / "run"
+    shutil.copytree(averaging_run, steps)
+    own = {"ema_decay": None, "train_average": "last:3"}
+    shutil.rmtree(steps / "12")
+    assert restored(steps, **own) == (6, trained.Origin((4, 8), "raw", "last:3"))
+    with pytest.raises(ValueError, match="last:3 needs 3 checkpoints, and 2 are kept"):
+        restored(steps, **own, average="last:3")
+    shutil.rmtree(steps / "8")
+    shutil.rmtree(steps / "4")
+    assert restored(steps, **own) == (SIGNAL, trained.Origin((SIGNAL,)))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"average": "last:4"}, "last:4 needs 4 checkpoints, and 3 are kept; .* train.keep_newest=4"),
+        ({"average": "best:4"}, "best:4 needs 4 checkpoints with a score, and 3 are kept; .* train.keep_best=4"),
+        ({"average": "4"}, "^average: expected last:N or best:N, such as last:5, got '4'"),
+        ({"parameters": "best"}, "^parameters: expected raw or ema, got 'best'"),
+        ({"parameters": "ema", "ema_decay": None}, "^parameters: this run keeps no moving average"),
+    ],
+)
+def test_parameters_that_a_run_has_not_are_refused(averaging_run, options, says):
+    with pytest.raises(ValueError, match=says):
+        restored(averaging_run, **options)

@@ -112,6 +112,15 @@ def test_of_several_lines_of_a_split_and_step_the_last_one_wins_and_stands_where
     assert read_metrics(path) == [second, validation, again]
 
 
+def test_a_line_says_which_parameters_it_is_of_where_that_is_told(tmp_path):
+    writer = MetricsWriter(tmp_path)
+    writer.write(3, "test", {"loss": 1.5}, parameters="average of steps 2, 3")
+    writer.write(5, "test", {"loss": 1.0})
+    writer.close()
+    expected = [record(3, "test", parameters="average of steps 2, 3", loss=1.5), record(5, "test", loss=1.0)]
+    assert read_metrics(tmp_path / "metrics.jsonl") == expected
+
+
 def test_a_torn_last_line_is_not_read(path):
     write(path, record(1, loss=3.0), tail=json.dumps(record(2, loss=2.0)).encode())
     assert read_metrics(path) == [record(1, loss=3.0)]

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: Orbax, written in the background, the newest and the best kept.
+"""Checkpoints of a run: Orbax, written in the background, the newest and the best kept, several averaged.
 
 A checkpoint lies in `<directory>/<step>/` and holds named parts, each a tree of arrays, and a JSON record of what
 else the run depends on. It is complete or it is not there; one that was damaged later is set aside, and the one
@@ -9,7 +9,7 @@ import contextlib
 import logging
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +44,44 @@ def checksum(tree: Tree) -> int:
     return total
 
 
+def average(trees: Iterable[Tree]) -> Tree:
+    """The mean of each array over `trees`, in NumPy and of the array's own type; one tree at a time is in memory.
+
+    It is added up in float64, so that the mean of equal arrays is that array. Section 6.1.
+    """
+    total, count = None, 0
+    for tree in trees:
+        count += 1
+        if total is None:
+            types, total = jax.tree.map(lambda x: x.dtype, tree), jax.tree.map(lambda x: np.array(x, np.float64), tree)
+        else:
+            jax.tree.map(lambda sum, x: np.add(sum, np.asarray(x), out=sum), total, tree)
+        del tree  # before the next one is read
+    return jax.tree.map(lambda sum, dtype: (sum / count).astype(dtype), total, types)
+
+
+def is_due(step: int, *, num_steps: int, eval_every: int, checkpoint_every: int) -> bool:
+    """Whether the schedule has a checkpoint at `step`; one of another step was saved because of a signal."""
+    return step > 0 and (step % eval_every == 0 or step % checkpoint_every == 0 or step == num_steps)
+
+
 class NewestAndBest:
     """Orbax preservation policy: the newest `newest` checkpoints and the `best` of highest score, ties to the later.
 
     `scores` maps a step to how good its parameters are, higher is better. It is read when a checkpoint is saved, so
-    a checkpoint may be written first and scored afterwards.
+    a checkpoint may be written first and scored afterwards. One of a step that is not `due` is kept as long as it is
+    the newest of all and takes nobody's place, so that a run that was stopped keeps what one never stopped does.
     """
 
-    def __init__(self, *, newest: int, best: int, scores: dict[int, float]):
-        self.newest, self.best, self.scores = newest, best, scores
+    def __init__(self, *, newest: int, best: int, scores: dict[int, float], due: Callable[[int], bool]):
+        self.newest, self.best, self.scores, self.due = newest, best, scores, due
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """One bool for each of Orbax's checkpoint infos, oldest first."""
         del context
         steps = [info.step for info in checkpoints]
-        kept = set(steps[-self.newest :]) | set(best_first(steps, self.scores)[: self.best])
+        newest = [step for step in steps if self.due(step)][-self.newest :] + steps[-1:]
+        kept = set(newest) | set(best_first(steps, self.scores)[: self.best])
         return [step in kept for step in steps]
 
 
@@ -77,13 +100,18 @@ class Checkpoints:
         keep_newest: int = 1,
         keep_best: int = 1,
         scores: dict[int, float] | None = None,
+        due: Callable[[int], bool] = lambda step: True,
         read_only: bool = False,
     ):
-        """`scores` (step to score, higher is better) is the caller's to update; None: there are none."""
+        """
+        Args:
+          scores: step to score, higher is better; the caller's to update. None: there are none.
+          due: whether the schedule has a checkpoint at a step.
+        """
         self.directory = Path(directory).absolute()
-        self.scores = {} if scores is None else scores
+        self.scores, self.due = {} if scores is None else scores, due
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=NewestAndBest(newest=keep_newest, best=keep_best, scores=self.scores),
+            preservation_policy=NewestAndBest(newest=keep_newest, best=keep_best, scores=self.scores, due=due),
             enable_async_checkpointing=True,
             create=not read_only,
             read_only=read_only,
@@ -102,6 +130,24 @@ class Checkpoints:
         """The step of the highest score that is still there, else the newest; None without a checkpoint."""
         ranked = best_first(self.steps(), self.scores) or self.steps()[-1:]
         return ranked[0] if ranked else None
+
+    def steps_of(self, which: str, count: int, *, or_fewer: bool = False) -> list[int]:
+        """The `count` steps, oldest first, that are the 'last' of the schedule or the 'best'.
+
+        Raises:
+          ValueError: fewer are kept, and not as many as there are will do.
+        """
+        if which == "last":
+            steps, field = [step for step in self.steps() if self.due(step)][-count:], "keep_newest"
+        else:
+            steps, field = best_first(self.steps(), self.scores)[:count], "keep_best"
+        if len(steps) < count and not or_fewer:
+            scored = " with a score" if which == "best" else ""
+            raise ValueError(
+                f"{self.directory}: {which}:{count} needs {count} checkpoints{scored}, and {len(steps)} are kept; "
+                f"ask for fewer, or train with train.{field}={count} or more."
+            )
+        return sorted(steps)
 
     def save(self, step: int, parts: dict[str, Tree], record: dict[str, Any]) -> None:
         """Starts writing `parts` (arrays whole on each device) and `record` (JSON); a step is written once."""
@@ -132,6 +178,26 @@ class Checkpoints:
             reason = str(error).strip().split(" See full TensorStore")[0].splitlines() or [type(error).__name__]
             raise ValueError(f"{self.directory / str(step)}: damaged checkpoint: {reason[0]:.200}") from error
         return parts, record
+
+    def restore_average(self, steps: Sequence[int], like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
+        """As `restore`, the mean of the parts of several steps, and the record of the last.
+
+        Raises:
+          ValueError: one of them cannot be read, or is not what was written.
+        """
+        if len(steps) == 1:
+            return self.restore(steps[0], like)
+        records = []
+
+        def read(step: int) -> dict[str, Tree]:
+            parts, record = self.restore(step, like)
+            records.append(record)
+            return parts
+
+        def put(x: np.ndarray, struct: jax.ShapeDtypeStruct) -> jax.Array:
+            return jax.make_array_from_callback(x.shape, struct.sharding, lambda index: x[index])
+
+        return jax.tree.map(put, average(read(step) for step in steps), like), records[-1]
 
     def restore_newest(self, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]] | None:
         """The newest checkpoint that can be read, or None if there is none at all.

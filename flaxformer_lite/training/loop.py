@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from flaxformer_lite import evaluate
+from flaxformer_lite import evaluate, trained
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import loader, pipeline
@@ -72,10 +72,10 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     rates = jax.device_get(optim.learning_rate(np.arange(1, config.train.num_steps + 1), config.optim, **schedule))
     mode = parallel.MODES[config.parallel.mode](mesh)
     options = {"label_smoothing": config.train.label_smoothing, "microbatches": config.optim.accumulate_steps}
-    train_step = functools.partial(
-        step_lib.train_step, model=model, optimizer=optimizer, axis_name=mode.axis_name, **options
-    )
-    initial_state = functools.partial(step_lib.init_state, model, optimizer, seed=config.train.seed)
+    options |= {"axis_name": mode.axis_name, "ema_decay": config.train.ema_decay}
+    train_step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
+    options = {"seed": config.train.seed, "ema": config.train.ema_decay is not None}
+    initial_state = functools.partial(step_lib.init_state, model, optimizer, **options)
     state_shapes = jax.eval_shape(initial_state)
     compiled: dict[tuple[int, int], Future] = {}
 
@@ -89,7 +89,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     # Where it starts: at the newest checkpoint, or at step 0.
     scores: dict[int, float] = {}  # of each evaluated step, higher is better
     kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best}
-    checkpoints = checkpoint.Checkpoints(paths.checkpoints, scores=scores, **kept)
+    checkpoints = checkpoint.Checkpoints(paths.checkpoints, scores=scores, due=trained.schedule(config), **kept)
     restored = checkpoints.restore_newest(parallel.whole_on(mesh, _to_parts(state_shapes)))
     done = int(restored[1]["step"]) if restored else 0
     if restored:
@@ -134,13 +134,13 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
 
     def measure() -> None:
         """Evaluates the state on validation data, and notes how good it is."""
-        whole, count = mode.replicated(state.params), config.train.decode_examples
-        measured = evaluator.measure(state.params, whole, data.validation, decode=count)
+        whole, count = mode.replicated(state.measured), config.train.decode_examples
+        measured = evaluator.measure(state.measured, whole, data.validation, decode=count)
         values = measured.values
         if chief and measured.samples:
             workdir_lib.write_whole(paths.samples / f"{done}.txt", measured.samples)
             progress.note("\n".join(measured.samples.splitlines()[:8]))
-        writer.write(done, "validation", values)
+        writer.write(done, "validation", values, parameters=trained.Origin((done,), trained.measured(config)).remark)
         progress.note(f"step {done}  validation  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
         scores[done] = metrics.score(values, config.train.best_metric)
         meter.restart()
@@ -163,7 +163,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             if unsettled:  # only now, with the next step on its way
                 settle(*unsettled)
             unsettled = (done, sums)
-            if evaluation_is_due(done) or done % config.train.checkpoint_every == 0:
+            if checkpoints.due(done):
                 settle(*unsettled)
                 unsettled = None
                 save()
@@ -183,17 +183,18 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         writer.flush()
         checkpoints.wait()
 
-    # The result: the best parameters on the test split.
-    best = checkpoints.best_step()
-    params = checkpoints.restore(best, parallel.whole_on(mesh, {"params": state_shapes.params}))[0]["params"]
+    # The result: the best parameters, or the average that was asked for, on the test split.
+    shapes, average = parallel.whole_on(mesh, state_shapes.params), config.train.average or "none"
+    params, _, origin = trained.restore(checkpoints, shapes, config, average=average)
     checkpoints.close()
     test_part, test_split = dataset.part("test"), config.data.test_split
     test = wait(Background().submit(pipeline.read_split, test_part, test_split, data.tokenizer, config))
     measured = evaluator.measure(mode.put_state(params), params, test)
-    writer.write(best, "test", measured.values)
-    writer.close()
     if chief:
         workdir_lib.write_whole(paths.samples / "test.txt", measured.samples)
+        evaluate.save(measured, paths.samples, split="test", config=config, origin=origin)
+        writer.write(origin.step, "test", measured.values, parameters=origin.remark)
+        writer.close()
         report.say("\n".join(text for text in (report.closing_table(paths), measured.note) if text))
         report.say(report.written(paths, config, time.monotonic() - started))
 
@@ -212,12 +213,17 @@ def _barrier(name: str) -> None:
 
 
 def _to_parts(state: step_lib.TrainState) -> dict[str, Any]:
-    """The parts of a checkpoint; `params` are all that decoding has to read."""
-    return {"params": state.params, "progress": state.replace(params=None)}
+    """The parts of a checkpoint; `params`, or `ema` where there is one, are all that decoding has to read."""
+    progress = step_lib.Progress(state.step, opt_state=state.opt_state, key_data=state.key_data)
+    parts = {"params": state.params, "progress": progress}
+    return parts if state.ema is None else {**parts, "ema": state.ema}
 
 
 def _from_parts(parts: dict[str, Any]) -> step_lib.TrainState:
-    return parts["progress"].replace(params=parts["params"])
+    progress = parts["progress"]
+    return step_lib.TrainState(
+        progress.step, parts["params"], progress.opt_state, progress.key_data, ema=parts.get("ema")
+    )
 
 
 def _check_tokenizer(tokenizer: Tokenizer, config: Config, paths: workdir_lib.Workdir) -> None:

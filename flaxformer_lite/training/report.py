@@ -9,9 +9,11 @@ import numpy as np
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.datasets import Examples
 from flaxformer_lite.data.pipeline import Data, Split
+from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, writers
 from flaxformer_lite.workdir import Workdir
 
+RESAMPLED = "95 % of resamples"
 # What to do with a trained model of each shape.
 NEXT = {
     "encoder_decoder": "Translate with: flaxformer-lite translate --workdir={}",
@@ -65,22 +67,56 @@ def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> str:
     return writers.table(cells)
 
 
-def table(values: Mapping[str, float | None]) -> str:
-    """Metrics, one a line; shares of tokens or examples as percentages, and a dash for what was not finite."""
+def table(values: Mapping[str, float | None], intervals: Mapping[str, tuple[float, float]] | None = None) -> str:
+    """Metrics, one a line; shares of tokens or examples as percentages, and a dash for what was not finite.
 
-    def cell(name: str, value: float | None) -> str:
-        if value is None:
-            return "-"
-        return f"{100 * value:.2f} %" if name.startswith(("accuracy", "exact_match")) else f"{value:.4g}"
+    Args:
+      intervals: of resampling, shown in a column beside the values that have one.
+    """
+    if not intervals:
+        return writers.table([[name, _cell(name, value)] for name, value in values.items()])
+    rows = [[name, _cell(name, value), _interval(name, intervals)] for name, value in values.items()]
+    return writers.table([["", "", RESAMPLED], *rows])
 
-    return writers.table([[name, cell(name, value)] for name, value in values.items()])
+
+def comparison(baseline: Scores, system: Scores) -> str:
+    """The scores of two systems with their intervals, and how likely chance alone makes so large a difference."""
+    rows = [
+        [
+            name,
+            *(
+                cell
+                for each in (baseline, system)
+                for cell in (_cell(name, each.values[name]), _interval(name, each.intervals))
+            ),
+            f"{system.p_values[name]:.4f}",
+        ]
+        for name in system.values
+    ]
+    return writers.table([["", "baseline", RESAMPLED, "system", RESAMPLED, "p"], *rows])
+
+
+def signatures(scores: Scores) -> str:
+    """sacreBLEU's signature of each score, one a line."""
+    return "\n".join(f"{name}: sacreBLEU signature {signature}" for name, signature in scores.signatures.items())
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f} %" if name.startswith(("accuracy", "exact_match")) else f"{value:.4g}"
+
+
+def _interval(name: str, intervals: Mapping[str, tuple[float, float]]) -> str:
+    return f"{_cell(name, intervals[name][0])} ± {_cell(name, intervals[name][1])}" if name in intervals else ""
 
 
 def closing_table(paths: Workdir) -> str:
     """The metrics of the test line that ends `metrics.jsonl`."""
     record = writers.read_metrics(paths.metrics)[-1]
-    values = {name: value for name, value in record.items() if name not in ("step", "split")}
-    return f"test split, best step {record['step']}\n{table(values)}"
+    values = {name: value for name, value in record.items() if name not in ("step", "split", "parameters")}
+    measured = record.get("parameters", f"best step {record['step']}")
+    return f"test split, {measured}\n{table(values)}"
 
 
 def written(paths: Workdir, config: Config, seconds: float) -> str:

@@ -29,13 +29,33 @@ class TrainState:
     params: dict
     opt_state: optax.OptState
     key_data: jax.Array  # of the run's dropout key; the key itself never changes
+    ema: dict | None = None  # the moving average of `params`, where one is kept; float32 as they are
+
+    @property
+    def measured(self) -> dict:
+        """The parameters that evaluations are of: the moving average where there is one."""
+        return self.params if self.ema is None else self.ema
 
 
-def init_state(model: nn.Module, optimizer: optax.GradientTransformation, *, seed: int, length: int = 8) -> TrainState:
-    """The state before the first step, a function of `seed` alone."""
+@flax.struct.dataclass
+class Progress:
+    """What a checkpoint holds beside parameters; the names and the order of the fields are its format."""
+
+    step: jax.Array
+    params: None = None  # an empty place, since the first version
+    opt_state: optax.OptState = None
+    key_data: jax.Array = None
+
+
+def init_state(
+    model: nn.Module, optimizer: optax.GradientTransformation, *, seed: int, length: int = 8, ema: bool = False
+) -> TrainState:
+    """The state before the first step, a function of `seed` alone; with `ema` it keeps a moving average."""
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
     params = model.init(params_key, *_example_inputs(model, length))["params"]
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.random.key_data(dropout_key))
+    average = jax.tree.map(jnp.copy, params) if ema else None  # memory of its own: steps give theirs away
+    key_data = jax.random.key_data(dropout_key)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key_data, average)
 
 
 def param_shapes(model: nn.Module) -> dict:
@@ -126,40 +146,47 @@ def gradient_sums(params: dict, batch: Batch, *, microbatches: int = 1, **option
     return sums
 
 
+def update_average(average: dict, params: dict, step: jax.Array, *, decay: float) -> dict:
+    """The exponential moving average of parameters after update number `step`, counted from 0.
+
+    The decay rises to its value, min(decay, (1 + step) / (10 + step)), so that at first it is an average of few steps
+    and the random start is soon forgotten: `num_updates` of TensorFlow's tf.train.ExponentialMovingAverage. Averages
+    of parameters as what is evaluated: Szegedy 2016, section 8.
+    """
+    decay = jnp.minimum(decay, (1 + step) / (10 + step))
+    return optax.incremental_update(params, average, 1 - decay)
+
+
 def train_step(
     state: TrainState,
     batch: Batch,
     *,
     model: nn.Module,
     optimizer: optax.GradientTransformation,
-    label_smoothing: float,
-    microbatches: int = 1,
+    ema_decay: float | None = None,
     axis_name: str | None = None,
+    **options: float,
 ) -> tuple[TrainState, metrics.Sums]:
     """One update by the mean gradient over the labels of the global batch.
 
     Args:
+      ema_decay: of the moving average, where the state keeps one.
       axis_name: under `pmap`, the axis whose devices each hold a part of the batch.
+      options: `label_smoothing` and `microbatches`, of `gradient_sums`.
 
     Returns:
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
-    sums = gradient_sums(
-        state.params,
-        batch,
-        microbatches=microbatches,
-        model=model,
-        label_smoothing=label_smoothing,
-        dropout_key=key,
-    )
+    sums = gradient_sums(state.params, batch, model=model, dropout_key=key, **options)
     gradients, sums = sums if axis_name is None else jax.lax.psum(sums, axis_name)
     tokens = jnp.maximum(sums["loss"][1], 1)
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     sums["grad_norm"] = (optax.tree.norm(gradients), jnp.ones(()))
     params = optax.apply_updates(state.params, updates)
-    return state.replace(step=state.step + 1, params=params, opt_state=opt_state), sums
+    ema = None if ema_decay is None else update_average(state.ema, params, state.step, decay=ema_decay)
+    return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), sums
 
 
 def eval_step(params: dict, batch: Batch, *, model: nn.Module, axis_name: str | None = None) -> metrics.Sums:

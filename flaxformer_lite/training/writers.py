@@ -55,12 +55,17 @@ class MetricsWriter:
             self._file = os.open(workdir / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             self._events = tensorboardX.SummaryWriter(str(workdir), flush_secs=10)
 
-    def write(self, step: int, split: str, values: dict[str, float]) -> None:
-        """One line, in one write; a value that JSON cannot hold becomes null."""
+    def write(self, step: int, split: str, values: dict[str, float], *, parameters: str | None = None) -> None:
+        """One line, in one write; a value that JSON cannot hold becomes null.
+
+        Args:
+          parameters: which ones were measured, if not those of this step as they are; a word of the line.
+        """
         if self._file is None:
             return
+        words = {} if parameters is None else {"parameters": parameters}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        os.write(self._file, (json.dumps({"step": step, "split": split, **finite}) + "\n").encode())
+        os.write(self._file, (json.dumps({"step": step, "split": split, **words, **finite}) + "\n").encode())
         for name, value in values.items():
             self._events.add_scalar(f"{split}/{name}", value, step)
 
