@@ -244,8 +244,7 @@ def test_every_field_with_a_rule_exists(names):
         (dict(parallel__data=0), "parallel.data", "expected -1 (all devices) or at least 1, got 0"),
         (dict(parallel__data=-2), "parallel.data", "expected -1 (all devices) or at least 1, got -2"),
         (dict(train__best_metric="bleu", train__decode_examples=0), "train.best_metric", "needs translations"),
-        (dict(model__architecture="encoder_decoder", data__packing=True), "data.packing", "'decoder_lm'"),
-        (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "'decoder_lm'"),
+        (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "a row of its own"),
         (dict(decode__method="sample", decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),
     ],
 )
@@ -271,6 +270,7 @@ def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields
         dict(model__num_kv_heads=8),
         dict(model__attention="additive", model__position="t5_bias"),
         dict(model__architecture="decoder_lm", data__packing=True),
+        dict(model__architecture="encoder_decoder", data__packing=True),
         dict(decode__method="sample", decode__top_p=1.0),
     ],
 )

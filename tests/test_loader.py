@@ -125,8 +125,10 @@ def test_packed_texts_stand_one_after_another_each_with_its_end_symbol_and_its_n
     for step in range(plan.steps_per_epoch):
         length, rows = plan.batch(step)
         batch = Batches(tokens, plan, num_steps=plan.steps_per_epoch)[step]
-        assert set(batch) == {"target", "segment", "row"} and batch["segment"].dtype == np.int32
-        for ids, segment, examples in zip(batch["target"].tolist(), batch["segment"].tolist(), rows, strict=True):
+        assert set(batch) == {"target", "target_segment", "row"} and batch["target_segment"].dtype == np.int32
+        for ids, segment, examples in zip(
+            batch["target"].tolist(), batch["target_segment"].tolist(), rows, strict=True
+        ):
             texts = [[*tokens.target[example].tolist(), EOS] for example in examples]
             expected = [token for text in texts for token in text]
             numbers = [number for number, text in enumerate(texts, 1) for _ in text]
@@ -231,7 +233,7 @@ def test_the_same_texts_in_rows_that_end_elsewhere_have_another_fingerprint(monk
     prints = []
     for sizes in ((1, 3), (3, 1)):
         plan = make_packed(tokens)
-        rows = np.split(np.arange(4), [sizes[0]]) + [np.arange(0)] * 4
-        monkeypatch.setattr(plan, "batch", lambda step, rows=rows: (23, rows))
+        assert (plan.steps_per_epoch, plan.rows) == (1, [6])
+        monkeypatch.setattr(plan, "span", lambda *_, sizes=sizes: (np.arange(4), np.array([*sizes, 0, 0, 0, 0])))
         prints.append(fingerprint(tokens, plan))
     assert_all_differ(prints)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 
 from flaxformer_lite.config import CHOICES, ModelConfig
-from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import metrics, step
@@ -69,8 +69,8 @@ def batch_for(architecture, rows=ROWS):
         return {"source": batch["source"], "label": label, "row": batch["row"]}
     if architecture == "decoder_lm":
         pairs = zip(batch["source"], batch["target"], strict=True)
-        target, segment = fill_rows([[ids[ids > 3] for ids in pair if ids.any()] for pair in pairs], S + T)
-        return {"target": target, "segment": segment, "row": batch["row"]}
+        target, segment = runs.filled([[ids[ids > 3] for ids in pair if ids.any()] for pair in pairs], S + T)
+        return {"target": target, "target_segment": segment, "row": batch["row"]}
     return batch
 
 
@@ -331,17 +331,17 @@ TEXTS = [[7, 8], [9], [10, 11, 12, 13, 14], [15, 7], [9, 9, 9], [16, 17, 18], [5
 
 def rows_of(*rows):
     """The texts of each row one after another, and their numbers."""
-    ids_BT, segment_BT = fill_rows([[np.array(text, np.int32) for text in row] for row in rows], 11)
-    return {"target": ids_BT, "segment": segment_BT, "row": np.arange(len(rows), dtype=np.int32)}
+    ids_BT, segment_BT = runs.filled(rows, 11)
+    return {"target": ids_BT, "target_segment": segment_BT, "row": np.arange(len(rows), dtype=np.int32)}
 
 
 def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_texts_in_rows_of_their_own():
     model, params = transformer_of("decoder_lm", position="learned")
     packed, alone = rows_of(TEXTS[:3], TEXTS[3:6], TEXTS[6:]), rows_of(*([text] for text in TEXTS))
-    del alone["segment"]
+    del alone["target_segment"]
     run = jitted(gradient_sums, model=model, label_smoothing=0.1)
     (gradients, sums), (expected, expected_sums) = run(params, packed), run(params, alone)
-    merged, sums_of_merged = run(params, {**packed, "segment": (packed["target"] != 0).astype(np.int32)})
+    merged, sums_of_merged = run(params, {**packed, "target_segment": (packed["target"] != 0).astype(np.int32)})
     assert largest_difference(merged, expected) > 0.1
     assert abs(metrics.divide(sums_of_merged)["loss"] - metrics.divide(expected_sums)["loss"]) > 1e-3
     assert float(sums["loss"][1]) == sum(len(text) + 1 for text in TEXTS)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,54 @@ class Examples:
     def texts(self) -> list[str]:
         """The texts of both sides."""
         return [*(self.source or ()), *(self.target or ())]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """The examples of a split by their numbers. It holds none of them, and can be sent to another process."""
+
+    records: Sequence[bytes]
+    name: str  # of the dataset
+    split: str
+    folder: Path  # of the dataset's files
+    files: tuple[tuple, ...]  # name, first example, number of examples, size and time of each file
+    columns: Mapping[str, tuple[str, ...]]  # 'source', 'target', 'label': what joins features, and their names
+    kind: bool  # whether the examples have one
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __call__(self, numbers: Sequence[int]) -> Examples:
+        """The examples of these numbers, in their order.
+
+        Raises:
+          ValueError: their labels are kept secret.
+        """
+        records = self.records.__getitems__(np.asarray(numbers, int).tolist()) if len(numbers) else []
+        examples = [tf_example_pb2.Example.FromString(record).features.feature for record in records]
+        return Examples(
+            source=self._texts("source", examples),
+            target=self._texts("target", examples),
+            label=self._labels(examples) if "label" in self.columns else None,
+            kind=[_text(example, KIND) for example in examples] if self.kind else None,
+        )
+
+    def _texts(self, column: str, examples: Sequence[Mapping[str, Any]]) -> list[str] | None:
+        """The texts of a column, joined, of each example; None for a column that there is not."""
+        if column not in self.columns:
+            return None
+        join, *names = self.columns[column]
+        return [join.join(_text(example, name) for name in names) for example in examples]
+
+    def _labels(self, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        name = self.columns["label"][1]
+        label = np.array([example[name].int64_list.value[0] for example in examples], np.int32)
+        if (label < 0).any():  # as in the test splits of GLUE, whose labels only its server knows
+            raise ValueError(
+                f"config.data: split {self.split!r} of {self.name} has no labels; set config.data.test_split to one "
+                "that has, e.g. 'validation'."
+            )
+        return label
 
 
 class Dataset:
@@ -100,9 +150,9 @@ class Dataset:
 
     def check_split(self, split: str) -> None:
         """Raises ValueError if there is no such split, or its first example has no label; reads no more than that."""
-        records = self._open_split(split)
-        if self._label is not None and len(records):
-            self._labels(split, _parsed(records, 1))
+        reader = self.reader(split)
+        if self._label is not None and len(reader):
+            reader([0])
 
     def read(self, split: str) -> Examples:
         """All examples of `split`, which may be a slice such as 'train[:10%]'.
@@ -110,13 +160,32 @@ class Dataset:
         Raises:
           ValueError: there is no such split, or its labels are kept secret.
         """
-        records = self._open_split(split)
-        examples = _parsed(records, len(records))
-        return Examples(
-            source=self._column(examples, self._source),
-            target=self._column(examples, self._target),
-            label=None if self._label is None else self._labels(split, examples),
-            kind=self._column(examples, [KIND] if KIND in self._texts else []),
+        reader = self.reader(split)
+        return reader(range(len(reader)))
+
+    def reader(self, split: str) -> Reader:
+        """Random access to the examples of `split`; none is read yet.
+
+        Raises:
+          ValueError: there is no such split.
+        """
+        records = self._open_split(split).data_source
+        parts = self._builder.info.splits[split].file_instructions
+        columns = {"source": self._source, "target": self._target, "label": [self._label] if self._label else ()}
+        return Reader(
+            records,
+            name=self.name,
+            split=split,
+            folder=Path(self._builder.data_dir),
+            files=tuple(
+                (Path(part.filename).name, part.skip, part.take, *_size_and_time(part.filename)) for part in parts
+            ),
+            columns={
+                name: (self._join if len(features) > 1 else "", *features)
+                for name, features in columns.items()
+                if features
+            },
+            kind=KIND in self._texts,
         )
 
     def _is_embedded(self) -> bool:
@@ -132,21 +201,6 @@ class Dataset:
                 f"config.data: {self.name} has no split {split!r}; it has {splits}, and slices of them such as "
                 "'train[:10%]'."
             ) from error
-
-    def _column(self, examples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str] | None:
-        """The texts of these names, joined, of each example; None for no names."""
-        if not names:
-            return None
-        return [self._join.join(example[name].bytes_list.value[0].decode() for name in names) for example in examples]
-
-    def _labels(self, split: str, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        label = np.array([example[self._label].int64_list.value[0] for example in examples], np.int32)
-        if (label < 0).any():  # as in the test splits of GLUE, whose labels only its server knows
-            raise ValueError(
-                f"config.data: split {split!r} of {self.name} has no labels; set config.data.test_split to one that "
-                "has, e.g. 'validation'."
-            )
-        return label
 
     def _translation(self) -> tuple[str, ...]:
         """The two texts that say the same, as the dataset declares them; empty if it is no translation dataset."""
@@ -209,14 +263,22 @@ class Dataset:
         return self._chosen(text_features)
 
 
+def _text(example: Mapping[str, Any], name: str) -> str:
+    return example[name].bytes_list.value[0].decode()
+
+
 def _type_name(feature: tfds.features.FeatureConnector) -> str:
     """'Text', 'ClassLabel', ...; of plain numbers their dtype."""
     return np.dtype(feature.np_dtype).name if type(feature) is tfds.features.Tensor else type(feature).__name__
 
 
-def _parsed(records: Sequence[bytes], count: int) -> list[Mapping[str, Any]]:
-    """The features of the first `count` records, by name."""
-    return [tf_example_pb2.Example.FromString(record).features.feature for record in records.__getitems__(range(count))]
+def _size_and_time(file: str) -> tuple[int, int]:
+    """Bytes of a file and when it was last written, in ns; zeros for one that no file system here has."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _open(name: str) -> tfds.core.DatasetBuilder:

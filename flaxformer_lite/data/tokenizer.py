@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,23 +17,21 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPACE_MARK, ESCAPE = "\u2581", "\uf8ff"
 # The result of training depends on how many threads share it, so their number belongs to the recipe.
 TRAINING_THREADS = 2
+_ONE_AT_A_TIME = threading.Lock()  # SentencePiece has one seed for the whole process
 
 
-def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str, sample: int = 100_000) -> None:
+def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str) -> None:
     """Trains on `sentences` and writes the model file at `path`, whole or not at all. Section 5.1.
 
     Args:
       vocab_size: pieces, with the 4 special tokens and 256 bytes; a digit is always a piece of its own, so that
         numbers are copied and not memorised.
       kind: 'unigram' or 'bpe'.
-      sample: train on at most this many sentences, taken at even distances.
 
     Raises:
       ValueError: the sentences cannot fill `vocab_size` pieces, or there are none.
     """
     texts = [escape(text) for text in sentences]
-    if len(texts) > sample:
-        texts = [texts[i * len(texts) // sample] for i in range(sample)]
     if not any(texts):
         raise ValueError("The tokenizer got no text to train on: the training split has no words.")
     model = io.BytesIO()
@@ -112,9 +111,27 @@ class Tokenizer:
         self.vocab_size: int = self._pieces.vocab_size()
         self.fingerprint: str = hashlib.sha256(model).hexdigest()
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One int32 array of ids a text."""
-        return [np.asarray(ids, np.int32) for ids in self._pieces.encode([escape(text) for text in texts])]
+    def encode(self, texts: Sequence[str], *, threads: int | None = None) -> list[np.ndarray]:
+        """One int32 array of ids a text; `threads` share the work, None: as many as there are cores."""
+        options = {} if threads is None else {"num_threads": threads}
+        return [np.asarray(ids, np.int32) for ids in self._pieces.encode([escape(text) for text in texts], **options)]
+
+    def draw(self, texts: Sequence[str], seeds: Iterable[int], *, strength: float) -> list[np.ndarray]:
+        """Ids of one of the ways to cut each text into pieces, drawn; a function of the text and its seed alone.
+
+        Args:
+          seeds: one a text, 0 to 2**31 - 1.
+          strength: of a 'bpe' model the probability that a merge is left out (Provilkov 2020, arXiv:1910.13267), of a
+            'unigram' model the power that the likelihoods of the ways are raised to (Kudo 2018, arXiv:1804.10959).
+        """
+        rows, options = [], dict(enable_sampling=True, alpha=strength, nbest_size=-1, num_threads=1)
+        with _ONE_AT_A_TIME:
+            for text, seed in zip(texts, seeds, strict=True):
+                sentencepiece.set_random_generator_seed(int(seed))
+                # A list of one, not a text: earlier versions keep the generator of the calling thread as it is, and
+                # start a thread with a generator of its own for a list.
+                rows += self._pieces.encode([escape(text)], **options)
+        return [np.asarray(ids, np.int32) for ids in rows]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The text of each id by itself, with its spaces; a special symbol by its name, such as '<s>'."""

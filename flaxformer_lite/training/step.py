@@ -4,7 +4,10 @@ A batch is a dict of int32 arrays: `row` (B,), each row's number in the global b
 
     encoder_decoder      `source` (B, S) and `target` (B, T): ids that end with the end symbol and then padding
     encoder_classifier   `source`, and `label` (B,), -1 in a row without a text
-    decoder_lm           `target`, and for packed rows `segment` (B, T): the number of each token's text, 0 = padding
+    decoder_lm           `target`
+
+Rows that hold several texts, or pairs, have `target_segment` (B, T) too, and `source_segment` (B, S) if there is a
+source: the number of each token's text, or pair, from 1; 0 = padding.
 """
 
 import flax.linen as nn
@@ -67,11 +70,13 @@ def predict(params: dict, batch: Batch, *, model: nn.Module, **mode) -> tuple[ja
         logits_BC = model.apply(variables, batch["source"], **mode)
         labels_B1 = batch["label"][:, None]
         return logits_BC[:, None], jnp.maximum(labels_B1, 0), (labels_B1 >= 0).astype(jnp.float32)
-    labels_BT, segment_BT = batch["target"], batch.get("segment")
+    labels_BT, segment_BT = batch["target"], batch.get("target_segment")
     inputs_BT = shift_right(labels_BT, segment_BT)
     if architecture == "decoder_lm":
         logits_BTV = model.apply(variables, inputs_BT, segment_BT=segment_BT, **mode)
     else:
+        if segment_BT is not None:
+            mode |= {"source_segment_BS": batch["source_segment"], "target_segment_BT": segment_BT}
         logits_BTV = model.apply(variables, batch["source"], inputs_BT, **mode)
     return logits_BTV, labels_BT, (labels_BT != PAD).astype(jnp.float32)
 
