@@ -28,6 +28,11 @@ def make_packed(length=None, seed=11, **changes):
     return PackedPlan(lengths()[1] if length is None else length, seed=seed, **options)
 
 
+def make_packed_pairs(seed=11, **changes):
+    options = dict(buckets=BUCKETS, tokens_per_batch=TOKENS, rows_multiple=MULTIPLE) | changes
+    return PackedPlan(*lengths(), seed=seed, **options)
+
+
 def numbers(rows):
     return np.concatenate(rows)
 
@@ -122,14 +127,14 @@ def same(first, second):
     return [as_lists(batch) for batch in first] == [as_lists(batch) for batch in second]
 
 
-@pytest.mark.parametrize("make_plan", [make, make_packed])
+@pytest.mark.parametrize("make_plan", [make, make_packed, make_packed_pairs])
 def test_a_batch_is_a_function_of_seed_and_step_whatever_was_asked_before(make_plan):
     plan, fresh = make_plan(), make_plan()
     for step in [5 * plan.steps_per_epoch + 2, 0, 3, plan.steps_per_epoch, 3]:
         assert same([plan.batch(step)] * 2, [make_plan().batch(step), fresh.batch(step)])
 
 
-@pytest.mark.parametrize("make_plan", [make, make_packed])
+@pytest.mark.parametrize("make_plan", [make, make_packed, make_packed_pairs])
 def test_epochs_differ_and_seeds_differ(make_plan):
     plan = make_plan()
     assert same(epoch(plan, 0), epoch(plan, 0))
@@ -210,6 +215,47 @@ def test_the_texts_of_a_row_fit_it_with_an_end_symbol_each(packed):
             shared += sum(size > 1 for size in row_sizes(rows))
     assert shared > 100
     assert (packed.buckets, packed.rows, packed.shapes()) == ((29,), [6], [(6, 29)])
+
+
+def test_every_usable_pair_is_in_one_packed_row_an_epoch_and_both_its_sides_fit():
+    plan, (source, target) = make_packed_pairs(), lengths()
+    assert plan.usable.tolist() == make().usable.tolist() and (plan.empty, plan.too_long) == (
+        make().empty,
+        make().too_long,
+    )
+    for number in (0, 1, 5):
+        seen, shared = [], 0
+        for length, rows in epoch(plan, number):
+            assert (len(rows), length) == (6, 29) == plan.shape(number)
+            assert all(max((source + 1)[row].sum(), (target + 1)[row].sum()) <= 29 for row in rows)
+            shared += sum(size > 1 for size in row_sizes(rows))
+            seen += rows
+        assert sorted(numbers(seen)) == plan.usable.tolist() and shared > 100
+    positions = plan.steps_per_epoch * 6 * 29
+    tokens = [(side + 1)[plan.usable].sum() for side in (source, target)]
+    assert tokens[0] != tokens[1]
+    assert plan.padding_shares() == pytest.approx([1 - count / positions for count in tokens])
+    assert max(plan.padding_shares()) < min(make().padding_shares())
+
+
+@pytest.mark.parametrize("make_plan", [make, make_packed, make_packed_pairs])
+def test_a_span_of_steps_has_their_rows_one_after_another(make_plan):
+    plan = make_plan()
+    for first, stop in (
+        (0, 1),
+        (2, 9),
+        (0, plan.steps_per_epoch),
+        (2 * plan.steps_per_epoch, 3 * plan.steps_per_epoch),
+    ):
+        examples, size = plan.span(first, stop)
+        rows = [row for step in range(first, stop) for row in plan.batch(step)[1]]
+        assert size.tolist() == row_sizes(rows) and examples.tolist() == numbers(rows).tolist()
+
+
+def test_an_order_drawn_in_few_bytes_is_that_of_wide_ones():
+    """So that plans of examples numbered in 32 bits are those that 64 bits gave."""
+    wide, narrow = (np.random.default_rng(3).permutation(np.arange(997, dtype=dtype)) for dtype in (np.int64, np.int32))
+    assert wide.tolist() == narrow.tolist() != sorted(narrow.tolist())
 
 
 def test_only_the_last_rows_of_an_epoch_are_empty(packed):

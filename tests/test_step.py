@@ -349,6 +349,61 @@ def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_texts_in_rows_of_t
     close(gradients, expected, atol=2e-5)
 
 
+# A translator whose rows hold many pairs.
+
+PAIRS = [(source, target) for source, target in zip(TEXTS, [TEXTS[-1], *TEXTS[:-1]], strict=True)]
+
+
+def pairs_in(*rows):
+    """The pairs of each row one after another on both sides, and their numbers."""
+    batch = {"row": np.arange(len(rows), dtype=np.int32)}
+    for side, name in enumerate(("source", "target")):
+        batch[name], batch[f"{name}_segment"] = runs.filled([[pair[side] for pair in row] for row in rows], 13)
+    return batch
+
+
+def alone(*pairs):
+    batch = pairs_in(*([pair] for pair in pairs))
+    return {name: batch[name] for name in ("source", "target", "row")}
+
+
+@pytest.mark.parametrize("position", ["learned", "relative"])
+def test_a_batch_of_packed_pairs_has_the_loss_and_the_gradients_of_the_pairs_in_rows_of_their_own(position):
+    model, params = transformer_of("encoder_decoder", position=position)
+    packed, expected_of = pairs_in(PAIRS[:3], PAIRS[3:6], PAIRS[6:]), alone(*PAIRS)
+    run = jitted(gradient_sums, model=model, label_smoothing=0.1)
+    (gradients, sums), (expected, expected_sums) = run(params, packed), run(params, expected_of)
+    ones = {f"{name}_segment": (packed[name] != 0).astype(np.int32) for name in ("source", "target")}
+    merged, sums_of_merged = run(params, packed | ones)
+    assert largest_difference(merged, expected) > 0.1
+    assert abs(metrics.divide(sums_of_merged)["loss"] - metrics.divide(expected_sums)["loss"]) > 1e-3
+    assert float(sums["loss"][1]) == sum(len(target) + 1 for _, target in PAIRS)
+    close(sums, expected_sums, rtol=1e-5)
+    close(gradients, expected, atol=3e-5)
+
+
+def test_each_packed_pair_has_the_loss_that_it_has_alone():
+    model, params = transformer_of("encoder_decoder", position="learned")
+    packed = pairs_in(PAIRS[:3])
+    run = jitted(eval_step, model=model)
+    before = 0.0
+    for number, pair in enumerate(PAIRS[:3], 1):
+        up_to = {
+            name: np.where(packed[f"{name[:6]}_segment"] <= number, packed[name], 0) for name in packed if name != "row"
+        }
+        total = float(run(params, {**up_to, "row": packed["row"]})["loss"][0])
+        assert total - before == pytest.approx(float(run(params, alone(pair))["loss"][0]), rel=1e-4)
+        before = total
+
+
+def test_microbatches_of_packed_pairs_give_the_gradients_of_the_whole_batch():
+    model, params = transformer_of("encoder_decoder", position="learned")
+    batch = pairs_in(PAIRS[:3], PAIRS[3:5], PAIRS[5:6], PAIRS[6:])
+    options = dict(model=model, label_smoothing=0.1)
+    whole, parts = (jitted(gradient_sums, microbatches=n, **options)(params, batch) for n in (1, 2))
+    close(parts, whole, rtol=1e-5, atol=1e-5)
+
+
 # A classifier: one label a text.
 
 CLASSIFIED = batch_for("encoder_classifier")

@@ -33,8 +33,9 @@ def pack(length_N: np.ndarray, room: int) -> np.ndarray:
 def pack_pairs(source_N: np.ndarray, target_N: np.ndarray, room: int) -> np.ndarray:
     """As `pack` for pairs of texts: both the sources and the targets of a row have at most `room` tokens together.
 
-    A row's room is that of its fuller side, a pair's length that of its longer text. Rows that have more of source
-    than of target get pairs where it is the other way round, so that both sides fill up.
+    A row's room is that of its fuller side, a pair's length that of its longer text, and each of the fullest rows gets
+    one pair at a time. Rows that have more of source than of target get pairs where it is the other way round, so that
+    both sides fill up.
     """
     row_N = np.empty(len(source_N), np.int32)
     used_R2 = np.zeros((0, 2), np.int32)
@@ -43,12 +44,11 @@ def pack_pairs(source_N: np.ndarray, target_N: np.ndarray, room: int) -> np.ndar
     for length, texts in _longest_first(np.maximum(source_N, target_N)):
         texts = texts[np.argsort(size_N2[texts, 0] - size_N2[texts, 1], kind="stable")]
         while len(texts):
-            left = rows_left.fullest(length)
-            if left is None:
-                left, new = room, -(-len(texts) // (room // length))
+            if rows_left.fullest(length) is None:
+                new = -(-len(texts) // (room // length))
                 rows_left.add(room, np.arange(len(used_R2), len(used_R2) + new, dtype=np.int32))
                 used_R2 = np.concatenate([used_R2, np.zeros((new, 2), np.int32)])
-            rows = rows_left.take(left, len(texts))
+            rows = rows_left.take_fullest(length, len(texts))
             rows = rows[np.argsort(used_R2[rows, 1] - used_R2[rows, 0], kind="stable")]
             chosen = np.arange(len(rows)) * len(texts) // len(rows)  # of every slant
             row_N[texts[chosen]] = rows
@@ -75,6 +75,14 @@ class _Rows:
     def add(self, left: int, rows: np.ndarray) -> None:
         if len(rows):
             self._parts[left].append(rows)
+
+    def take_fullest(self, length: int, count: int) -> np.ndarray:
+        """Takes out `count` rows, or all, that have room for `length`, the fullest of them."""
+        rows: list[np.ndarray] = []
+        while count and (left := self.fullest(length)) is not None:
+            rows.append(self.take(left, count))
+            count -= len(rows[-1])
+        return np.concatenate(rows)
 
     def take(self, left: int, count: int) -> np.ndarray:
         """Takes out the first `count` rows, or all, that have so much room left, in the order of their numbers."""

@@ -124,13 +124,11 @@ class Tokenizer:
           strength: of a 'bpe' model the probability that a merge is left out (Provilkov 2020, arXiv:1910.13267), of a
             'unigram' model the power that the likelihoods of the ways are raised to (Kudo 2018, arXiv:1804.10959).
         """
-        rows, options = [], dict(enable_sampling=True, alpha=strength, nbest_size=-1, num_threads=1)
+        rows, options = [], dict(enable_sampling=True, alpha=strength, nbest_size=-1)
         with _ONE_AT_A_TIME:
             for text, seed in zip(texts, seeds, strict=True):
                 sentencepiece.set_random_generator_seed(int(seed))
-                # A list of one, not a text: earlier versions keep the generator of the calling thread as it is, and
-                # start a thread with a generator of its own for a list.
-                rows += self._pieces.encode([escape(text)], **options)
+                rows.append(self._pieces.encode(escape(text), **options))
         return [np.asarray(ids, np.int32) for ids in rows]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
