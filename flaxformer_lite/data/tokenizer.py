@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,7 +16,6 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPACE_MARK, ESCAPE = "\u2581", "\uf8ff"
 # The result of training depends on how many threads share it, so their number belongs to the recipe.
 TRAINING_THREADS = 2
-_ONE_AT_A_TIME = threading.Lock()  # SentencePiece has one seed for the whole process
 
 
 def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str) -> None:
@@ -116,20 +114,12 @@ class Tokenizer:
         options = {} if threads is None else {"num_threads": threads}
         return [np.asarray(ids, np.int32) for ids in self._pieces.encode([escape(text) for text in texts], **options)]
 
-    def draw(self, texts: Sequence[str], seeds: Iterable[int], *, strength: float) -> list[np.ndarray]:
-        """Ids of one of the ways to cut each text into pieces, drawn; a function of the text and its seed alone.
-
-        Args:
-          seeds: one a text, 0 to 2**31 - 1.
-          strength: of a 'bpe' model the probability that a merge is left out (Provilkov 2020, arXiv:1910.13267), of a
-            'unigram' model the power that the likelihoods of the ways are raised to (Kudo 2018, arXiv:1804.10959).
-        """
-        rows, options = [], dict(enable_sampling=True, alpha=strength, nbest_size=-1)
-        with _ONE_AT_A_TIME:
-            for text, seed in zip(texts, seeds, strict=True):
-                sentencepiece.set_random_generator_seed(int(seed))
-                rows.append(self._pieces.encode(escape(text), **options))
-        return [np.asarray(ids, np.int32) for ids in rows]
+    def table(self) -> tuple[dict[str, tuple[int, float]], list[int]]:
+        """The id and the score of each piece that texts are cut into, and the ids of the 256 bytes."""
+        special = (self._pieces.is_control, self._pieces.is_unknown, self._pieces.is_unused, self._pieces.is_byte)
+        ids = [i for i in range(self.vocab_size) if not any(is_special(i) for is_special in special)]
+        pieces = {self._pieces.id_to_piece(i): (i, self._pieces.get_score(i)) for i in ids}
+        return pieces, [self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The text of each id by itself, with its spaces; a special symbol by its name, such as '<s>'."""
