@@ -367,14 +367,15 @@ def alone(*pairs):
     return {name: batch[name] for name in ("source", "target", "row")}
 
 
-@pytest.mark.parametrize("position", ["learned", "relative"])
-def test_a_batch_of_packed_pairs_has_the_loss_and_the_gradients_of_the_pairs_in_rows_of_their_own(position):
-    model, params = transformer_of("encoder_decoder", position=position)
-    packed, expected_of = pairs_in(PAIRS[:3], PAIRS[3:6], PAIRS[6:]), alone(*PAIRS)
+PACKED_PAIRS = pairs_in(PAIRS[:3], PAIRS[3:5], PAIRS[5:6], PAIRS[6:])
+
+
+def test_a_batch_of_packed_pairs_has_the_loss_and_the_gradients_of_the_pairs_in_rows_of_their_own():
+    model, params = transformer_of("encoder_decoder", position="learned")
     run = jitted(gradient_sums, model=model, label_smoothing=0.1)
-    (gradients, sums), (expected, expected_sums) = run(params, packed), run(params, expected_of)
-    ones = {f"{name}_segment": (packed[name] != 0).astype(np.int32) for name in ("source", "target")}
-    merged, sums_of_merged = run(params, packed | ones)
+    (gradients, sums), (expected, expected_sums) = run(params, PACKED_PAIRS), run(params, alone(*PAIRS))
+    ones = {f"{name}_segment": (PACKED_PAIRS[name] != 0).astype(np.int32) for name in ("source", "target")}
+    merged, sums_of_merged = run(params, PACKED_PAIRS | ones)
     assert largest_difference(merged, expected) > 0.1
     assert abs(metrics.divide(sums_of_merged)["loss"] - metrics.divide(expected_sums)["loss"]) > 1e-3
     assert float(sums["loss"][1]) == sum(len(target) + 1 for _, target in PAIRS)
@@ -398,10 +399,11 @@ def test_each_packed_pair_has_the_loss_that_it_has_alone():
 
 def test_microbatches_of_packed_pairs_give_the_gradients_of_the_whole_batch():
     model, params = transformer_of("encoder_decoder", position="learned")
-    batch = pairs_in(PAIRS[:3], PAIRS[3:5], PAIRS[5:6], PAIRS[6:])
     options = dict(model=model, label_smoothing=0.1)
-    whole, parts = (jitted(gradient_sums, microbatches=n, **options)(params, batch) for n in (1, 2))
-    close(parts, whole, rtol=1e-5, atol=1e-5)
+    whole, sums = jitted(gradient_sums, **options)(params, PACKED_PAIRS)
+    parts, sums_of_parts = jitted(gradient_sums, microbatches=2, **options)(params, PACKED_PAIRS)
+    close(sums_of_parts, sums, rtol=1e-5)
+    close(parts, whole, atol=3e-5)
 
 
 # A classifier: one label a text.
