@@ -289,8 +289,11 @@ def _check_contradictions(config: Config) -> None:
             f"{data.vocab_size}, what the tokenizer is trained to; leave model.vocab_size unset."
         )
     _check_own_text(data, changed)
-    if data.packing and config.model.architecture != "decoder_lm":
-        raise ValueError("config.data.packing: only texts for model.architecture='decoder_lm' are packed so far.")
+    if data.packing and config.model.architecture == "encoder_classifier":
+        raise ValueError(
+            "config.data.packing: a text to classify has a row of its own; leave it unset with "
+            "model.architecture='encoder_classifier'."
+        )
     if config.decode.top_p is not None and config.decode.top_p > 1:
         raise ValueError(f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}.")
     if parallel.data != -1 and parallel.data < 1:

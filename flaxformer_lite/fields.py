@@ -63,9 +63,11 @@ class DataConfig:
     test_split: str = "test"  # measured once, at the end
     tokenizer: str = "unigram"  # SentencePiece model: 'unigram' or 'bpe'; section 5.1 uses byte-pair encoding
     vocab_size: int = 37000  # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
+    vocabulary_sample: int = 100_000  # texts, at even distances, that the tokenizer is trained on; fewer: all
+    subword_sampling: float = 0.0  # training texts cut anew each epoch: 'bpe' dropout, 'unigram' alpha; 0: always alike
     tokens_per_batch: int = 25000  # target positions of a batch, padding included; section 5.1
     buckets: tuple[int, ...] = (32, 64, 128, 256)  # lengths batches are padded to; one compilation each
-    packing: bool = False  # 'decoder_lm': texts one after another in rows of the longest bucket, each on its own
+    packing: bool = False  # texts, or pairs, one after another in rows of the longest bucket, each on its own
     rows_multiple: int = 8  # a batch's rows are a multiple of this, so that devices can share them
     seed: int = 0  # of the order of examples
     pretokenized: bool = False  # the texts come tokenised: translations are scored by 'bleu_tokenized' in place of bleu
@@ -159,7 +161,8 @@ PRODUCT_POSITIONS = ("rotary", "relative")  # they act through query . key, whic
 AT_LEAST_ONE = """
     model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length model.num_encoder_layers
     model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
-    data.longest_line optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every train.eval_every
+    data.vocabulary_sample data.longest_line optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
+    train.eval_every
     train.checkpoint_every train.keep_newest train.patience decode.top_k
 """.split()
 AT_LEAST_ZERO = "train.keep_best train.decode_examples decode.max_extra_length data.seed train.seed decode.seed".split()
@@ -169,7 +172,7 @@ HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) |
 POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
 POSITIVE += ("decode.temperature", "decode.top_p")
 BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "train.ema_decay")
-BELOW_ONE += ("optim.b1", "optim.b2")
+BELOW_ONE += ("optim.b1", "optim.b2", "data.subword_sampling")
 
 # Fields that are read only where another field has this value: elsewhere they would be ignored.
 READ_IF = {

@@ -17,6 +17,8 @@ import orbax.checkpoint as ocp
 
 from flaxformer_lite import commands
 from flaxformer_lite.config import Config
+from flaxformer_lite.data.loader import fill_rows
+from flaxformer_lite.data.ragged import Ragged
 from flaxformer_lite.training import loop, writers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +76,12 @@ LANGUAGE_MODEL = {
     "decode.method": "sample",
     "decode.temperature": 0.9,
 }
+
+
+def filled(rows: Sequence[Sequence[Sequence[int]]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and text numbers, (len(rows), length), of the texts of each row."""
+    row_N = np.repeat(np.arange(len(rows)), [len(texts) for texts in rows])
+    return fill_rows(Ragged.of([text for texts in rows for text in texts]), row_N, rows=len(rows), length=length)
 
 
 def flags(changes: dict[str, object] | None = None) -> list[str]:

@@ -61,7 +61,7 @@ def refused(tmp_path, monkeypatch, capfd):
         ("--no_such_flag=1", "no_such_flag"),
         ("--config=no_such_config", "--config=no_such_config: no such file and no shipped config"),
         ("surplus", "'surplus': expected only flags"),
-        ("--config.data.packing=True", "config.data.packing: only texts for model.architecture='decoder_lm'"),
+        ("--config.data.subword_sampling=1.0", "config.data.subword_sampling: expected at least 0 and less than 1"),
         ("--config.data.dataset=cldr_language", "config.data.dataset: expected a translation dataset, two texts an"),
         (
             "--config.model.architecture=encoder_classifier",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows, pack
+from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
 
 BUCKETS, TOKENS, MULTIPLE = (7, 13, 29), 200, 3
 
@@ -26,6 +26,11 @@ def epoch(plan, number):
 def make_packed(length=None, seed=11, **changes):
     options = dict(buckets=BUCKETS, tokens_per_batch=TOKENS, rows_multiple=MULTIPLE) | changes
     return PackedPlan(lengths()[1] if length is None else length, seed=seed, **options)
+
+
+def make_packed_pairs(seed=11, **changes):
+    options = dict(buckets=BUCKETS, tokens_per_batch=TOKENS, rows_multiple=MULTIPLE) | changes
+    return PackedPlan(*lengths(), seed=seed, **options)
 
 
 def numbers(rows):
@@ -122,14 +127,14 @@ def same(first, second):
     return [as_lists(batch) for batch in first] == [as_lists(batch) for batch in second]
 
 
-@pytest.mark.parametrize("make_plan", [make, make_packed])
+@pytest.mark.parametrize("make_plan", [make, make_packed, make_packed_pairs])
 def test_a_batch_is_a_function_of_seed_and_step_whatever_was_asked_before(make_plan):
     plan, fresh = make_plan(), make_plan()
     for step in [5 * plan.steps_per_epoch + 2, 0, 3, plan.steps_per_epoch, 3]:
         assert same([plan.batch(step)] * 2, [make_plan().batch(step), fresh.batch(step)])
 
 
-@pytest.mark.parametrize("make_plan", [make, make_packed])
+@pytest.mark.parametrize("make_plan", [make, make_packed, make_packed_pairs])
 def test_epochs_differ_and_seeds_differ(make_plan):
     plan = make_plan()
     assert same(epoch(plan, 0), epoch(plan, 0))
@@ -160,16 +165,16 @@ def test_the_shapes_are_listed_by_how_often_they_come(plan):
     assert counts == sorted(counts, reverse=True) and len(set(counts)) > 1
 
 
-def test_the_share_of_padding_is_that_of_the_longer_sides(plan):
-    source, target = lengths()
-    need = np.maximum(source, target) + 1
+def test_the_share_of_padding_is_that_of_each_side(plan):
     positions = sum(length * len(rows) for length, rows in epoch(plan, 0))
-    tokens = sum(need[numbers(rows)].sum() for _, rows in epoch(plan, 0))
-    assert plan.padding_share() == pytest.approx(1 - tokens / positions)
+    tokens = [sum((side + 1)[numbers(rows)].sum() for _, rows in epoch(plan, 0)) for side in lengths()]
+    assert tokens[0] != tokens[1]
+    assert (plan.tokens, plan.positions) == (tuple(tokens), positions)
+    assert plan.padding_shares() == pytest.approx([1 - count / positions for count in tokens])
 
 
 def test_examples_that_fill_their_batches_leave_no_padding():
-    assert make(np.full(54, 6), np.full(54, 3)).padding_share() == 0
+    assert make(np.full(54, 6), np.full(54, 3)).padding_shares() == (0, 1 - 4 / 7)
 
 
 def test_buckets_that_no_example_needs_are_not_used():
@@ -212,6 +217,47 @@ def test_the_texts_of_a_row_fit_it_with_an_end_symbol_each(packed):
     assert (packed.buckets, packed.rows, packed.shapes()) == ((29,), [6], [(6, 29)])
 
 
+def test_every_usable_pair_is_in_one_packed_row_an_epoch_and_both_its_sides_fit():
+    plan, (source, target) = make_packed_pairs(), lengths()
+    assert plan.usable.tolist() == make().usable.tolist() and (plan.empty, plan.too_long) == (
+        make().empty,
+        make().too_long,
+    )
+    for number in (0, 1, 5):
+        seen, shared = [], 0
+        for length, rows in epoch(plan, number):
+            assert (len(rows), length) == (6, 29) == plan.shape(number)
+            assert all(max((source + 1)[row].sum(), (target + 1)[row].sum()) <= 29 for row in rows)
+            shared += sum(size > 1 for size in row_sizes(rows))
+            seen += rows
+        assert sorted(numbers(seen)) == plan.usable.tolist() and shared > 100
+    positions = plan.steps_per_epoch * 6 * 29
+    tokens = [(side + 1)[plan.usable].sum() for side in (source, target)]
+    assert tokens[0] != tokens[1]
+    assert plan.padding_shares() == pytest.approx([1 - count / positions for count in tokens])
+    assert max(plan.padding_shares()) < min(make().padding_shares())
+
+
+@pytest.mark.parametrize("make_plan", [make, make_packed, make_packed_pairs])
+def test_a_span_of_steps_has_their_rows_one_after_another(make_plan):
+    plan = make_plan()
+    for first, stop in (
+        (0, 1),
+        (2, 9),
+        (0, plan.steps_per_epoch),
+        (2 * plan.steps_per_epoch, 3 * plan.steps_per_epoch),
+    ):
+        examples, size = plan.span(first, stop)
+        rows = [row for step in range(first, stop) for row in plan.batch(step)[1]]
+        assert size.tolist() == row_sizes(rows) and examples.tolist() == numbers(rows).tolist()
+
+
+def test_an_order_drawn_in_few_bytes_is_that_of_wide_ones():
+    """So that plans of examples numbered in 32 bits are those that 64 bits gave."""
+    wide, narrow = (np.random.default_rng(3).permutation(np.arange(997, dtype=dtype)) for dtype in (np.int64, np.int32))
+    assert wide.tolist() == narrow.tolist() != sorted(narrow.tolist())
+
+
 def test_only_the_last_rows_of_an_epoch_are_empty(packed):
     sizes = [size for _, rows in epoch(packed, 1) for size in row_sizes(rows)]
     assert 0 in sizes and sizes.count(0) < packed.rows[0]
@@ -229,42 +275,14 @@ def test_a_text_meets_other_texts_in_another_epoch(packed):
 def test_the_padding_of_packed_rows_is_what_their_texts_leave(packed):
     tokens = (lengths()[1] + 1)[packed.usable].sum()
     positions = packed.steps_per_epoch * 6 * 29
-    assert packed.padding_share() == pytest.approx(1 - tokens / positions)
-    assert packed.padding_share() < make(None, lengths()[1]).padding_share()
+    assert packed.padding_shares() == pytest.approx([1 - tokens / positions])
+    assert packed.padding_shares() < make(None, lengths()[1]).padding_shares()
 
 
 def test_texts_of_many_lengths_leave_less_than_two_percent_of_padding():
     length = np.random.default_rng(3).geometric(0.05, 20_011)
     plan = make_packed(length, buckets=(127,), tokens_per_batch=127 * 8, rows_multiple=8)
-    assert plan.padding_share() < 0.02
-
-
-def test_best_fit_decreasing_puts_each_text_into_the_fullest_row_that_has_room():
-    def one_by_one(lengths, room):
-        left, rows = [], {}
-        for text in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-            fits = [(free, row) for row, free in enumerate(left) if free >= lengths[text]]
-            if not fits:
-                left.append(room)
-                fits = [(room, len(left) - 1)]
-            rows[text] = min(fits)[1]
-            left[rows[text]] -= lengths[text]
-        return [rows[i] for i in range(len(lengths))]
-
-    for seed in range(31):
-        rng = np.random.default_rng(seed)
-        length = rng.integers(1, 18, rng.integers(1, 97))
-        assert pack(length, 17).tolist() == one_by_one(length.tolist(), 17)
-
-
-@pytest.mark.parametrize(
-    ("length", "room", "rows"),
-    [([7, 7, 7], 7, 3), ([3, 3, 3, 3, 3], 7, 3), ([5, 2, 4, 3], 7, 2), ([4, 4, 4], 7, 3), ([1] * 13, 13, 1)],
-)
-def test_texts_are_packed_into_as_few_rows_as_these_lengths_allow(length, room, rows):
-    row = pack(np.array(length), room)
-    assert sorted(set(row.tolist())) == list(range(rows))
-    assert np.bincount(row, weights=length).max() <= room
+    assert plan.padding_shares()[0] < 0.02
 
 
 @pytest.mark.parametrize("length", [[0, 0], [29, 40], []])

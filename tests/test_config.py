@@ -268,8 +268,7 @@ def test_every_field_with_a_rule_exists(names):
         (dict(train__best_metric="bleu", data__pretokenized=True), "train.best_metric", "choose 'bleu_tokenized'"),
         (dict(train__best_metric="chrf", data__pretokenized=True), "train.best_metric", "choose 'bleu_tokenized'"),
         (dict(train__best_metric="bleu_tokenized"), "train.best_metric", "choose 'bleu' or 'chrf'"),
-        (dict(model__architecture="encoder_decoder", data__packing=True), "data.packing", "'decoder_lm'"),
-        (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "'decoder_lm'"),
+        (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "a row of its own"),
         (dict(decode__method="sample", decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),
         (dict(data__train_files=("a.tsv",)), "data.train_files", "cldr_translate/en-de reads no files; leave them out"),
         (
@@ -319,6 +318,7 @@ def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields
         dict(model__num_kv_heads=8),
         dict(model__attention="additive", model__position="t5_bias"),
         dict(model__architecture="decoder_lm", data__packing=True),
+        dict(model__architecture="encoder_decoder", data__packing=True),
         dict(decode__method="sample", decode__top_p=1.0),
         dict(data__dataset="parallel_text", data__train_files=("a.tsv",), data__faults="drop", data__longest_line=7),
         dict(data__test_dataset="parallel_text", data__test_files=("a.en", "a.de"), data__faults="drop"),

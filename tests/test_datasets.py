@@ -12,7 +12,8 @@ import pytest
 
 from flaxformer_lite.config import default_config, resolve
 from flaxformer_lite.data import builders, cldr, languages, pipeline
-from flaxformer_lite.data.datasets import Dataset, Examples
+from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.data.examples import Examples
 
 # Small copies of TFDS datasets: the same names, versions, features and folders, written by a process of its own, since
 # TFDS registers a name once. TFDS says on standard output what it does.

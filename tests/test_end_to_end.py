@@ -20,7 +20,6 @@ from flaxformer_lite.commands import PLOTS
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.datasets import Dataset
-from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import metrics, parallel, report
 from flaxformer_lite.training import step as step_lib
@@ -442,13 +441,13 @@ TEXTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [5, 9], [14, 6], [7, 7, 7], [12], 
 
 
 def batch_for(architecture: str) -> dict[str, np.ndarray]:
-    texts, row_B = [np.array(text, np.int32) for text in TEXTS], np.arange(len(TEXTS), dtype=np.int32)
-    ids_BL, _ = fill_rows([[text] for text in texts], LENGTH)
-    packed_BL, segment_BL = fill_rows([texts[i::4] for i in range(4)], LENGTH)
+    row_B = np.arange(len(TEXTS), dtype=np.int32)
+    ids_BL, _ = runs.filled([[text] for text in TEXTS], LENGTH)
+    packed_BL, segment_BL = runs.filled([TEXTS[i::4] for i in range(4)], LENGTH)
     return {
         "encoder_decoder": {"source": ids_BL, "target": ids_BL[::-1], "row": row_B},
         "encoder_classifier": {"source": ids_BL, "label": row_B % CLASSES, "row": row_B},
-        "decoder_lm": {"target": packed_BL, "segment": segment_BL, "row": row_B[:4]},
+        "decoder_lm": {"target": packed_BL, "target_segment": segment_BL, "row": row_B[:4]},
     }[architecture]
 
 

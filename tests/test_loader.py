@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan
-from flaxformer_lite.data.loader import Batches, Tokens, fingerprint, stream
+from flaxformer_lite.data.loader import Batches, Tokens, fill_rows, fingerprint, stream
+from flaxformer_lite.data.ragged import Ragged
 from flaxformer_lite.data.tokenizer import EOS, PAD
 
 # sha256 of the batches of three epochs of pairs, and the fingerprint of these pairs, as version 0.1 made them: runs
@@ -35,6 +36,10 @@ def make_plan(pairs, *, seed=0, buckets=(7, 13), rows_multiple=6):
 
 def make_packed(texts, *, seed=0, rows_multiple=6):
     return PackedPlan(texts.lengths()[1], buckets=(7, 23), tokens_per_batch=161, rows_multiple=rows_multiple, seed=seed)
+
+
+def make_packed_pairs(pairs, *, seed=0):
+    return PackedPlan(*pairs.lengths(), buckets=(7, 23), tokens_per_batch=161, rows_multiple=6, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +130,10 @@ def test_packed_texts_stand_one_after_another_each_with_its_end_symbol_and_its_n
     for step in range(plan.steps_per_epoch):
         length, rows = plan.batch(step)
         batch = Batches(tokens, plan, num_steps=plan.steps_per_epoch)[step]
-        assert set(batch) == {"target", "segment", "row"} and batch["segment"].dtype == np.int32
-        for ids, segment, examples in zip(batch["target"].tolist(), batch["segment"].tolist(), rows, strict=True):
+        assert set(batch) == {"target", "target_segment", "row"} and batch["target_segment"].dtype == np.int32
+        for ids, segment, examples in zip(
+            batch["target"].tolist(), batch["target_segment"].tolist(), rows, strict=True
+        ):
             texts = [[*tokens.target[example].tolist(), EOS] for example in examples]
             expected = [token for text in texts for token in text]
             numbers = [number for number, text in enumerate(texts, 1) for _ in text]
@@ -137,13 +144,36 @@ def test_packed_texts_stand_one_after_another_each_with_its_end_symbol_and_its_n
     assert PAD == 0
 
 
+def test_packed_pairs_stand_in_the_same_order_and_have_the_same_numbers_on_both_sides(pairs):
+    plan = make_packed_pairs(pairs)
+    counts = set()
+    for step in range(plan.steps_per_epoch):
+        length, rows = plan.batch(step)
+        batch = Batches(pairs, plan, num_steps=plan.steps_per_epoch)[step]
+        assert set(batch) == {"source", "source_segment", "target", "target_segment", "row"}
+        for side in ("source", "target"):
+            for ids, segment, examples in zip(batch[side], batch[f"{side}_segment"], rows, strict=True):
+                texts = [[*getattr(pairs, side)[example].tolist(), EOS] for example in examples]
+                expected = [(token, number) for number, text in enumerate(texts, 1) for token in text]
+                expected += [(PAD, 0)] * (length - len(expected))
+                assert list(zip(ids.tolist(), segment.tolist(), strict=True)) == expected
+                counts.add(len(texts))
+    assert {0, 2, 3} <= counts
+
+
+def test_texts_that_do_not_fit_their_row_are_an_error():
+    texts = Ragged.of([[5, 6], [7], [8, 9]])
+    ids, _ = fill_rows(texts, np.array([0, 0, 1]), rows=2, length=5)
+    assert ids.tolist() == [[5, 6, EOS, 7, EOS], [8, 9, EOS, PAD, PAD]]
+    with pytest.raises(ValueError, match="fit rows of 4 tokens, got 5 in a row"):
+        fill_rows(texts, np.array([0, 0, 1]), rows=2, length=4)
+
+
 @pytest.mark.parametrize("count", [2, 3, 6])
-@pytest.mark.parametrize("shape", ["pairs", "classified", "packed"])
+@pytest.mark.parametrize("shape", ["pairs", "classified", "packed", "packed pairs"])
 def test_the_rows_of_all_processes_together_are_the_global_batch(shape, count):
-    tokens = {"pairs": make_pairs(), "classified": make_classified(), "packed": Tokens(target=make_pairs().target)}[
-        shape
-    ]
-    plan = make_packed(tokens) if shape == "packed" else make_plan(tokens)
+    tokens = {"classified": make_classified(), "packed": Tokens(target=make_pairs().target)}.get(shape, make_pairs())
+    plan = {"packed": make_packed, "packed pairs": make_packed_pairs}.get(shape, make_plan)(tokens)
     whole = Batches(tokens, plan, num_steps=7)
     parts = [Batches(tokens, plan, num_steps=7, process_index=p, process_count=count) for p in range(count)]
     for step in range(7):
@@ -231,7 +261,84 @@ def test_the_same_texts_in_rows_that_end_elsewhere_have_another_fingerprint(monk
     prints = []
     for sizes in ((1, 3), (3, 1)):
         plan = make_packed(tokens)
-        rows = np.split(np.arange(4), [sizes[0]]) + [np.arange(0)] * 4
-        monkeypatch.setattr(plan, "batch", lambda step, rows=rows: (23, rows))
+        assert (plan.steps_per_epoch, plan.rows) == (1, [6])
+        monkeypatch.setattr(plan, "span", lambda *_, sizes=sizes: (np.arange(4), np.array([*sizes, 0, 0, 0, 0])))
         prints.append(fingerprint(tokens, plan))
     assert_all_differ(prints)
+
+
+def test_packed_pairs_have_a_fingerprint_of_their_own(pairs):
+    plans = [make_plan(pairs), make_packed_pairs(pairs), make_packed_pairs(pairs, seed=1)]
+    assert_all_differ([fingerprint(pairs, plan) for plan in plans])
+    assert fingerprint(pairs, make_packed_pairs(pairs)) == fingerprint(pairs, plans[1])
+
+
+@pytest.mark.parametrize("shape", ["pairs", "packed"])
+def test_the_fingerprint_is_that_of_a_walk_from_batch_to_batch_and_from_row_to_row(shape, monkeypatch):
+    tokens = make_pairs() if shape == "pairs" else Tokens(target=make_pairs().target)
+    plan = make_plan(tokens) if shape == "pairs" else make_packed(tokens)
+    digest = hashlib.sha256(repr((plan.buckets, plan.rows, plan.seed)).encode())
+    for side in tokens.sides().values():
+        digest.update(np.array([len(ids) for ids in side], np.int64).tobytes())
+        digest.update(np.concatenate(list(side)).tobytes())
+    sizes = set()
+    for step in range(plan.steps_per_epoch):
+        rows = [row.tolist() for row in plan.batch(step)[1]]
+        sizes |= {len(row) for row in rows}
+        digest.update(np.array([number for row in rows for number in row or [-1]], np.int64).tobytes())
+        if shape == "packed":
+            digest.update(np.array([len(row) for row in rows], np.int64).tobytes())
+    assert 0 in sizes
+    for at_once in (1, 50, 1 << 20):
+        monkeypatch.setattr("flaxformer_lite.data.loader.HASHED_AT_ONCE", at_once)
+        assert fingerprint(tokens, plan) == digest.hexdigest()
+
+
+class Doubling:
+    """Draws the ids of a text twice over, or as they are where `epoch + example` is odd; keeps what was asked for."""
+
+    def __init__(self, tokens):
+        self.tokens, self.asked = tokens, []
+
+    def __call__(self, examples, epoch):
+        self.asked.append((epoch, examples.tolist()))
+        times = [2 - (epoch + example) % 2 for example in examples]
+        return {
+            name: Ragged.of([np.tile(side[i], n) for i, n in zip(examples, times, strict=True)])
+            for name, side in self.tokens.sides().items()
+        }
+
+
+@pytest.mark.parametrize("make_plan", [make_plan, make_packed_pairs])
+def test_drawn_ids_stand_in_the_rows_that_hold_them_and_the_usual_ones_in_the_others(pairs, make_plan):
+    plan, draw = make_plan(pairs), Doubling(pairs)
+    batches = Batches(pairs, plan, num_steps=2 * plan.steps_per_epoch, draw=draw)
+    outcomes, texts = set(), 0
+    for step in range(len(batches)):
+        batch, (length, rows) = batches[step], plan.batch(step)
+        epoch = step // plan.steps_per_epoch
+        assert draw.asked[-1] == (epoch, [int(i) for row in rows for i in row])
+        for side in ("source", "target"):
+            usual = getattr(pairs, side)
+            for ids, examples in zip(batch[side].tolist(), rows, strict=True):
+                drawn = [[*usual[i].tolist() * (2 - (epoch + i) % 2), EOS] for i in examples]
+                fits = sum(map(len, drawn)) <= length
+                texts_of_row = drawn if fits else [[*usual[i].tolist(), EOS] for i in examples]
+                expected = [token for text in texts_of_row for token in text]
+                assert ids == expected + [PAD] * (length - len(expected))
+                outcomes.add(fits)
+                texts += 0 if fits else len(examples)
+    assert outcomes == {True, False}
+    assert (batches.drawn, batches.not_fitting) == (4 * len(plan.usable), texts)
+
+
+def test_drawn_ids_too_are_those_of_the_global_batch_in_every_process(pairs, plan):
+    whole = Batches(pairs, plan, num_steps=7, draw=Doubling(pairs))
+    parts = [
+        Batches(pairs, plan, num_steps=7, process_index=p, process_count=3, draw=Doubling(pairs)) for p in range(3)
+    ]
+    for step in range(7):
+        of_processes = [part[step] for part in parts]
+        for name, expected in whole[step].items():
+            np.testing.assert_array_equal(np.concatenate([batch[name] for batch in of_processes]), expected)
+    assert any((whole[step]["target"] != Batches(pairs, plan, num_steps=7)[step]["target"]).any() for step in range(7))

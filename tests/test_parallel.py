@@ -26,12 +26,15 @@ MODEL = ModelConfig(
     vocab_size=V, d_model=22, num_heads=2, d_ff=29, num_encoder_layers=1, num_decoder_layers=1, max_length=LENGTH
 )
 # What is trained, in how many microbatches; the texts of the language model are packed.
-JOBS = [("encoder_decoder", 1), ("encoder_decoder", 2), ("encoder_classifier", 1), ("decoder_lm", 1)]
+PACKED_PAIRS = "packed pairs"  # of the encoder_decoder
+JOBS = [("encoder_decoder", 1), (PACKED_PAIRS, 2), ("encoder_classifier", 1), ("decoder_lm", 1)]
 
 
 def config_of(architecture: str) -> Config:
+    packing = architecture in (PACKED_PAIRS, "decoder_lm")
+    architecture = "encoder_decoder" if architecture == PACKED_PAIRS else architecture
     model = dataclasses.replace(MODEL, architecture=architecture, num_classes=CLASSES)
-    return Config(model=model, data=DataConfig(packing=architecture == "decoder_lm"))
+    return Config(model=model, data=DataConfig(packing=packing))
 
 
 @functools.cache
@@ -42,14 +45,13 @@ def batches(architecture: str = "encoder_decoder") -> list[dict[str, np.ndarray]
     label = rng.integers(0, CLASSES, 211).astype(np.int32)
     examples = {
         "encoder_decoder": Tokens(source, target),
+        PACKED_PAIRS: Tokens(source, target),
         "encoder_classifier": Tokens(source, label=label),
         "decoder_lm": Tokens(target=target),
     }[architecture]
     sizes = dict(buckets=(LENGTH,), tokens_per_batch=LENGTH * ROWS, rows_multiple=ROWS)
-    if architecture == "decoder_lm":
-        plan = PackedPlan(examples.lengths()[1], **sizes)
-    else:
-        plan = BatchPlan(*examples.lengths(), **sizes)
+    packing = config_of(architecture).data.packing
+    plan = (PackedPlan if packing else BatchPlan)(*examples.lengths(), **sizes)
     every = Batches(examples, plan, num_steps=STEPS)
     return [every[step] for step in range(STEPS)]
 
@@ -107,7 +109,7 @@ def key_biases(params: dict) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+@pytest.mark.parametrize("architecture", [*CHOICES["model.architecture"], PACKED_PAIRS])
 def test_the_rows_of_each_device_have_different_amounts_of_padding(architecture):
     for batch in batches(architecture):
         side = batch["source" if architecture == "encoder_classifier" else "target"]
@@ -116,7 +118,7 @@ def test_the_rows_of_each_device_have_different_amounts_of_padding(architecture)
     assert MODEL.dropout > 0
 
 
-@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+@pytest.mark.parametrize("architecture", [*CHOICES["model.architecture"], PACKED_PAIRS])
 def test_steps_are_compiled_for_the_shapes_and_types_that_batches_have(architecture):
     expected = pipeline.batch_struct(config_of(architecture), ROWS, LENGTH)
     for batch in batches(architecture):

@@ -5,7 +5,7 @@ import pytest
 
 from flaxformer_lite.config import default_config, resolve
 from flaxformer_lite.data import builders, languages, pipeline, tokenizer
-from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.data.tokenizer import BOS, Tokenizer
 
 TEXTS = [f"{word} {number}" for number in range(23) for word in ("one", "größer", "seven of them", "long " * 9)]
@@ -41,7 +41,8 @@ def tokens(tmp_path_factory):
         ("encoder_decoder", False, {"source", "target", "row"}),
         ("encoder_classifier", False, {"source", "label", "row"}),
         ("decoder_lm", False, {"target", "row"}),
-        ("decoder_lm", True, {"target", "segment", "row"}),
+        ("decoder_lm", True, {"target", "target_segment", "row"}),
+        ("encoder_decoder", True, {"source", "source_segment", "target", "target_segment", "row"}),
     ],
 )
 def test_batches_have_the_arrays_shapes_and_types_that_are_known_before(tokens, architecture, packing, names):
@@ -106,10 +107,11 @@ def test_a_classifier_is_given_all_that_it_reads_from_the_config_alone(small_lan
     config = make_config("encoder_classifier", dataset="cldr_language", vocab_size=1500, tokenizer="bpe")
     data = pipeline.load(config, pipeline.open_dataset(config), small_language / "tokenizer.model")
     assert data.label_names == languages.LOCALES
-    assert (len(data.train.texts), len(data.validation.texts)) == (375, 125)
+    assert (len(data.train.tokens), len(data.validation.texts)) == (375, 125)
+    assert data.train.texts is None
     assert data.tokenizer.vocab_size == 1500
     assert np.bincount(data.train.tokens.label).tolist() == [15] * 25
-    assert set(data.train.texts.kind) == set(languages.KINDS)
+    assert set(data.validation.texts.kind) == set(languages.KINDS)
 
 
 def test_the_config_says_which_texts_and_which_language_come_first():

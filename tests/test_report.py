@@ -10,7 +10,7 @@ import pytest
 
 from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, parallel, report
 from flaxformer_lite.workdir import Workdir
@@ -134,7 +134,8 @@ def test_what_was_resolved_is_told_in_the_numbers_of_the_data_the_model_and_the_
         f"vocabulary {V}",
         f"{1009 * 3 + 7:,} parameters",
         "mesh over 7 x cpu",
-        f"batches 8x{LONGEST}, {1 - 23 * 4 / (24 * LONGEST):.0%} padding; 3 steps an epoch",
+        f"batches 8x{LONGEST}, padding {1 - 23 * 4 / (24 * LONGEST):.0%} of target; 31 target tokens a step; "
+        "3 steps an epoch",
         f"{flops.train_step(CONFIG.model, 8, LONGEST) / 1e9:.3g} GFLOPs a step of 8x{LONGEST}",
     ):
         assert part in said, part

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 
 from flaxformer_lite.config import CHOICES, ModelConfig
-from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.transformer import build_model, project
 from flaxformer_lite.training import metrics, step
@@ -77,8 +77,8 @@ def batch_for(architecture, rows=ROWS):
         return {"source": batch["source"], "label": label, "row": batch["row"]}
     if architecture == "decoder_lm":
         pairs = zip(batch["source"], batch["target"], strict=True)
-        target, segment = fill_rows([[ids[ids > 3] for ids in pair if ids.any()] for pair in pairs], S + T)
-        return {"target": target, "segment": segment, "row": batch["row"]}
+        target, segment = runs.filled([[ids[ids > 3] for ids in pair if ids.any()] for pair in pairs], S + T)
+        return {"target": target, "target_segment": segment, "row": batch["row"]}
     return batch
 
 
@@ -373,22 +373,79 @@ TEXTS = [[7, 8], [9], [10, 11, 12, 13, 14], [15, 7], [9, 9, 9], [16, 17, 18], [5
 
 def rows_of(*rows):
     """The texts of each row one after another, and their numbers."""
-    ids_BT, segment_BT = fill_rows([[np.array(text, np.int32) for text in row] for row in rows], 11)
-    return {"target": ids_BT, "segment": segment_BT, "row": np.arange(len(rows), dtype=np.int32)}
+    ids_BT, segment_BT = runs.filled(rows, 11)
+    return {"target": ids_BT, "target_segment": segment_BT, "row": np.arange(len(rows), dtype=np.int32)}
 
 
 def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_texts_in_rows_of_their_own():
     model, params = transformer_of("decoder_lm", position="learned")
     packed, alone = rows_of(TEXTS[:3], TEXTS[3:6], TEXTS[6:]), rows_of(*([text] for text in TEXTS))
-    del alone["segment"]
+    del alone["target_segment"]
     run = jitted(gradient_sums, model=model, label_smoothing=0.1)
     (gradients, sums), (expected, expected_sums) = run(params, packed), run(params, alone)
-    merged, sums_of_merged = run(params, {**packed, "segment": (packed["target"] != 0).astype(np.int32)})
+    merged, sums_of_merged = run(params, {**packed, "target_segment": (packed["target"] != 0).astype(np.int32)})
     assert largest_difference(merged, expected) > 0.1
     assert abs(metrics.divide(sums_of_merged)["loss"] - metrics.divide(expected_sums)["loss"]) > 1e-3
     assert float(sums["loss"][1]) == sum(len(text) + 1 for text in TEXTS)
     close(sums, expected_sums, rtol=1e-5)
     close(gradients, expected, atol=2e-5)
+
+
+# A translator whose rows hold many pairs.
+
+PAIRS = [(source, target) for source, target in zip(TEXTS, [TEXTS[-1], *TEXTS[:-1]], strict=True)]
+
+
+def pairs_in(*rows):
+    """The pairs of each row one after another on both sides, and their numbers."""
+    batch = {"row": np.arange(len(rows), dtype=np.int32)}
+    for side, name in enumerate(("source", "target")):
+        batch[name], batch[f"{name}_segment"] = runs.filled([[pair[side] for pair in row] for row in rows], 13)
+    return batch
+
+
+def alone(*pairs):
+    batch = pairs_in(*([pair] for pair in pairs))
+    return {name: batch[name] for name in ("source", "target", "row")}
+
+
+PACKED_PAIRS = pairs_in(PAIRS[:3], PAIRS[3:5], PAIRS[5:6], PAIRS[6:])
+
+
+def test_a_batch_of_packed_pairs_has_the_loss_and_the_gradients_of_the_pairs_in_rows_of_their_own():
+    model, params = transformer_of("encoder_decoder", position="learned")
+    run = jitted(gradient_sums, model=model, label_smoothing=0.1)
+    (gradients, sums), (expected, expected_sums) = run(params, PACKED_PAIRS), run(params, alone(*PAIRS))
+    ones = {f"{name}_segment": (PACKED_PAIRS[name] != 0).astype(np.int32) for name in ("source", "target")}
+    merged, sums_of_merged = run(params, PACKED_PAIRS | ones)
+    assert largest_difference(merged, expected) > 0.1
+    assert abs(metrics.divide(sums_of_merged)["loss"] - metrics.divide(expected_sums)["loss"]) > 1e-3
+    assert float(sums["loss"][1]) == sum(len(target) + 1 for _, target in PAIRS)
+    close(sums, expected_sums, rtol=1e-5)
+    close(gradients, expected, atol=3e-5)
+
+
+def test_each_packed_pair_has_the_loss_that_it_has_alone():
+    model, params = transformer_of("encoder_decoder", position="learned")
+    packed = pairs_in(PAIRS[:3])
+    run = jitted(eval_step, model=model)
+    before = 0.0
+    for number, pair in enumerate(PAIRS[:3], 1):
+        up_to = {
+            name: np.where(packed[f"{name[:6]}_segment"] <= number, packed[name], 0) for name in packed if name != "row"
+        }
+        total = float(run(params, {**up_to, "row": packed["row"]})["loss"][0])
+        assert total - before == pytest.approx(float(run(params, alone(pair))["loss"][0]), rel=1e-4)
+        before = total
+
+
+def test_microbatches_of_packed_pairs_give_the_gradients_of_the_whole_batch():
+    model, params = transformer_of("encoder_decoder", position="learned")
+    options = dict(model=model, label_smoothing=0.1)
+    whole, sums = jitted(gradient_sums, **options)(params, PACKED_PAIRS)
+    parts, sums_of_parts = jitted(gradient_sums, microbatches=2, **options)(params, PACKED_PAIRS)
+    close(sums_of_parts, sums, rtol=1e-5)
+    close(parts, whole, atol=3e-5)
 
 
 # A classifier: one label a text.

@@ -115,16 +115,6 @@ def test_the_kinds_differ(tmp_path):
     assert first != second
 
 
-def test_of_many_sentences_a_sample_at_even_distances_is_trained_on(tmp_path):
-    texts = sentences()
-    every_other = [texts[i * 401 // 201] for i in range(201)]
-    tokenizer.train(texts, tmp_path / "sampled", vocab_size=VOCAB, kind="unigram", sample=201)
-    tokenizer.train(every_other, tmp_path / "expected", vocab_size=VOCAB, kind="unigram")
-    tokenizer.train(texts, tmp_path / "whole", vocab_size=VOCAB, kind="unigram")
-    sampled, expected, whole = ((tmp_path / name).read_bytes() for name in ("sampled", "expected", "whole"))
-    assert sampled == expected != whole
-
-
 @pytest.mark.parametrize("size", [100, 5003])
 def test_a_vocabulary_that_the_text_cannot_have_is_refused_by_the_name_of_its_field(size, tmp_path):
     with pytest.raises(ValueError, match=rf"^config\.data\.vocab_size: no tokenizer of {size} pieces fits") as caught:

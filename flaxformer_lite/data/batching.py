@@ -1,10 +1,16 @@
-"""Which examples make up batch number `step`: a pure function of (seed, step), in numpy only."""
+"""Which examples make up batch number `step`: a pure function of (seed, step), in numpy only.
+
+A plan holds arrays of a few bytes an example and nothing else, and walks over no examples or batches in Python: ten
+million pairs are planned in seconds.
+"""
 
 import functools
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
+
+from flaxformer_lite.data.packing import pack, pack_pairs
+from flaxformer_lite.data.ragged import ranges
 
 
 def bucket_rows(buckets: Sequence[int], *, tokens_per_batch: int, rows_multiple: int) -> list[int]:
@@ -25,6 +31,8 @@ class BatchPlan:
       usable: numbers of the examples that are used.
       too_long: how many examples are longer than the longest bucket, and left out.
       empty: how many examples have an empty side, and are left out.
+      tokens: tokens and end symbols of an epoch, on each side that the examples have.
+      positions: of an epoch, on a side, padding included.
     """
 
     def __init__(
@@ -46,54 +54,67 @@ class BatchPlan:
         """
         sides = [length_N for length_N in (source_length_N, target_length_N) if length_N is not None]
         self.seed = seed
-        self._length_N = np.maximum.reduce(sides) + 1
-        self._bucket_N = np.searchsorted(buckets, self._length_N)
-        self.usable, self.empty, self.too_long = _usable(np.minimum.reduce(sides), self._length_N, buckets)
-        self.buckets = tuple(buckets[: self._bucket_N[self.usable].max() + 1])  # longer ones stay without a batch
+        need_N = np.maximum.reduce(sides).astype(np.int32) + 1
+        self.usable, self.empty, self.too_long = _usable(np.minimum.reduce(sides), need_N, buckets)
+        self.tokens = tuple(_with_ends(length_N, self.usable) for length_N in sides)
+        self._bucket_N = np.searchsorted(buckets, need_N).astype(np.min_scalar_type(len(buckets)))
+        count = np.bincount(self._bucket_N[self.usable])
+        self.buckets = tuple(buckets[: len(count)])  # longer ones stay without a batch
         self.rows = bucket_rows(self.buckets, tokens_per_batch=tokens_per_batch, rows_multiple=rows_multiple)
+        full, left = [], 0
+        for examples, rows in zip(count.tolist(), self.rows, strict=True):
+            batches, left = divmod(left + examples, rows)
+            full.append(batches)
+        full[-1] += left > 0
+        # Of each batch before they are shuffled, which is the same in all epochs: its bucket, and where it begins and
+        # ends among the usable examples in the order of their buckets.
+        self._bucket_B = np.repeat(np.arange(len(full)), full)
+        rows_B = np.array(self.rows)[self._bucket_B]
+        self._border = np.minimum(np.concatenate([[0], np.cumsum(rows_B)]), len(self.usable))
+        self.positions = int((rows_B * np.array(self.buckets)[self._bucket_B]).sum())
+        self.steps_per_epoch = len(self._bucket_B)
         self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
-        self.steps_per_epoch = len(self._epoch(0))
+
+    def span(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of steps `first` to `stop` - 1, all of one epoch: their examples, and how many each row holds."""
+        epoch, position = divmod(first, self.steps_per_epoch)
+        order, batch_B = self._epoch(epoch)
+        batch_B = batch_B[position : position + stop - first]
+        begin_B, end_B = self._border[batch_B], self._border[batch_B + 1]
+        rows_B = np.array(self.rows)[self._bucket_B[batch_B]]
+        row_R = ranges(np.zeros_like(rows_B), rows_B)
+        return order[ranges(begin_B, end_B)], (row_R < np.repeat(end_B - begin_B, rows_B)).astype(np.int64)
 
     def batch(self, step: int) -> tuple[int, list[np.ndarray]]:
         """(padded length, example numbers of each row) of the batch of `step` (from 0): one a row, or none."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        length, rows, examples = self._epoch(epoch)[position]
-        return length, [examples[row : row + 1] for row in range(rows)]
+        return self.shape(step)[1], _as_rows(*self.span(step, step + 1))
 
     def shape(self, step: int) -> tuple[int, int]:
         """(rows, length) of the batch of `step`."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        length, rows, _ = self._epoch(epoch)[position]
-        return rows, length
+        bucket = self._bucket_B[self._epoch(epoch)[1][position]]
+        return self.rows[bucket], self.buckets[bucket]
 
     def shapes(self) -> list[tuple[int, int]]:
         """The (rows, length) that occur, most frequent first."""
-        seen = [self.shape(step) for step in range(self.steps_per_epoch)]
-        return sorted(set(seen), key=seen.count, reverse=True)
+        count = np.bincount(self._bucket_B, minlength=len(self.buckets))
+        return [(self.rows[i], self.buckets[i]) for i in np.argsort(-count, kind="stable") if count[i]]
 
-    def padding_share(self) -> float:
-        """Share of an epoch's positions that hold padding, by the longer side of each example."""
-        positions = sum(rows * length for length, rows, _ in self._epoch(0))
-        return 1 - float(self._length_N[self.usable].sum()) / positions
+    def padding_shares(self) -> tuple[float, ...]:
+        """Share of an epoch's positions that hold padding, on each side that the examples have."""
+        return tuple(1 - tokens / self.positions for tokens in self.tokens)
 
-    def _plan_epoch(self, epoch: int) -> list[tuple[int, int, np.ndarray]]:
-        """(length, rows, examples) of each batch; only the incomplete one has fewer examples than rows."""
+    def _plan_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The usable examples in the order of their buckets, and the batches in the order of their steps."""
         rng = np.random.default_rng((self.seed, epoch))
         order = rng.permutation(self.usable)
         bucket_of_order = self._bucket_N[order]
-        batches, left = [], np.empty(0, order.dtype)
-        for bucket, (length, rows) in enumerate(zip(self.buckets, self.rows, strict=True)):
-            waiting = np.concatenate([left, order[bucket_of_order == bucket]])
-            full = len(waiting) // rows
-            batches += [(length, rows, examples) for examples in waiting[: full * rows].reshape(full, rows)]
-            left = waiting[full * rows :]
-        if len(left):
-            batches.append((length, rows, left))
-        return [batches[i] for i in rng.permutation(len(batches))]
+        in_buckets = np.concatenate([order[bucket_of_order == bucket] for bucket in range(len(self.buckets))])
+        return in_buckets, rng.permutation(self.steps_per_epoch)
 
 
 class PackedPlan:
-    """The order of training where a row holds many texts: every text once an epoch, next to no padding.
+    """The order of training where a row holds many texts, or pairs: every one once an epoch, next to no padding.
 
     Which lengths share a row is the same in all epochs, so that all have the same number of rows; which texts have
     these places, and the order of the rows, is drawn anew for each.
@@ -103,34 +124,47 @@ class PackedPlan:
 
     def __init__(
         self,
-        length_N: np.ndarray,
+        source_length_N: np.ndarray | None,
+        target_length_N: np.ndarray | None = None,
         *,
         buckets: Sequence[int],
         tokens_per_batch: int,
         rows_multiple: int = 1,
         seed: int = 0,
     ):
-        """Lengths count tokens without the end symbol; each text takes one more.
+        """Lengths count tokens without the end symbol; each text takes one more. A side that there is not is None.
 
         Raises:
           ValueError: no text is left to train on.
         """
+        sides = [length_N for length_N in (source_length_N, target_length_N) if length_N is not None]
         self.seed, self.buckets = seed, (buckets[-1],)
         self.rows = bucket_rows(self.buckets, tokens_per_batch=tokens_per_batch, rows_multiple=rows_multiple)
-        self.usable, self.empty, self.too_long = _usable(length_N, length_N + 1, buckets)
-        self._length = length_N[self.usable] + 1
-        self._row_by_length = pack(self._length, buckets[-1])[np.argsort(self._length, kind="stable")]
-        self._num_rows = int(self._row_by_length.max()) + 1
-        self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
+        need_N = np.maximum.reduce(sides).astype(np.int32) + 1
+        self.usable, self.empty, self.too_long = _usable(np.minimum.reduce(sides), need_N, buckets)
+        self.tokens = tuple(_with_ends(length_N, self.usable) for length_N in sides)
+        sizes = [length_N[self.usable].astype(np.int32) + 1 for length_N in sides]
+        # Texts that can take each other's place have the same number here.
+        self._kind = sizes[0] if len(sizes) == 1 else sizes[0].astype(np.int64) * (buckets[-1] + 1) + sizes[1]
+        row = pack(sizes[0], buckets[-1]) if len(sizes) == 1 else pack_pairs(*sizes, buckets[-1])
+        self._row_by_kind = row[np.argsort(self._kind, kind="stable")]
+        self._num_rows = int(row.max()) + 1
         self.steps_per_epoch = -(-self._num_rows // self.rows[0])
+        self.positions = self.steps_per_epoch * self.rows[0] * self.buckets[0]
+        self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
+
+    def span(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of steps `first` to `stop` - 1, all of one epoch: their examples, and how many each row holds."""
+        epoch, position = divmod(first, self.steps_per_epoch)
+        examples, border = self._epoch(epoch)
+        border = border[position * self.rows[0] :][: (stop - first) * self.rows[0] + 1]
+        size_R = np.zeros((stop - first) * self.rows[0], np.int64)  # an epoch may end with empty rows
+        size_R[: len(border) - 1] = np.diff(border)
+        return examples[border[0] : border[-1]], size_R
 
     def batch(self, step: int) -> tuple[int, list[np.ndarray]]:
-        """(length, example numbers of each row) of the batch of `step` (from 0); an epoch may end with empty rows."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        examples, start = self._epoch(epoch)
-        start = start[position * self.rows[0] :][: self.rows[0] + 1]
-        rows = [examples[first:end] for first, end in itertools.pairwise(start)]
-        return self.buckets[0], rows + [examples[:0]] * (self.rows[0] - len(rows))
+        """(length, example numbers of each row) of the batch of `step` (from 0)."""
+        return self.buckets[0], _as_rows(*self.span(step, step + 1))
 
     def shape(self, step: int) -> tuple[int, int]:
         """(rows, length) of the batch of `step`."""
@@ -140,39 +174,26 @@ class PackedPlan:
         """The (rows, length) that occur."""
         return [self.shape(0)]
 
-    def padding_share(self) -> float:
-        """Share of an epoch's positions that hold padding."""
-        return 1 - float(self._length.sum()) / (self.steps_per_epoch * self.rows[0] * self.buckets[0])
+    def padding_shares(self) -> tuple[float, ...]:
+        """Share of an epoch's positions that hold padding, on each side that the examples have."""
+        return tuple(1 - tokens / self.positions for tokens in self.tokens)
 
     def _plan_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The examples of all rows one after another, and where in them each row starts and the last one ends."""
         rng = np.random.default_rng((self.seed, epoch))
-        order = rng.permutation(len(self.usable))
-        by_length = order[np.argsort(self._length[order], kind="stable")]  # in random order among their equals
-        row = rng.permutation(self._num_rows)[self._row_by_length]
-        examples = self.usable[by_length[np.argsort(row, kind="stable")]]
+        order = rng.permutation(np.arange(len(self.usable), dtype=self.usable.dtype))
+        by_kind = order[np.argsort(self._kind[order], kind="stable")]  # in random order among their equals
+        row = rng.permutation(np.arange(self._num_rows, dtype=np.int32))[self._row_by_kind]
+        examples = self.usable[by_kind[np.argsort(row, kind="stable")]]
         return examples, np.concatenate([[0], np.cumsum(np.bincount(row))])
 
 
-def pack(length_N: np.ndarray, room: int) -> np.ndarray:
-    """The row of each text, from 0, such that the texts of a row have at most `room` tokens together.
+def _as_rows(examples: np.ndarray, size_R: np.ndarray) -> list[np.ndarray]:
+    return np.split(examples, np.cumsum(size_R)[:-1])
 
-    The longest texts go first, and each goes into the fullest row that has room for it: best fit decreasing, for all
-    texts of a length at once (after Krell et al. 2021, arXiv:2107.02027).
-    """
-    row_N = np.empty(len(length_N), np.int64)
-    left = np.empty(0, np.int64)  # room that is left in each row
-    for length in np.unique(length_N)[::-1]:
-        texts = np.flatnonzero(length_N == length)
-        while len(texts):
-            if not (left >= length).any():
-                left = np.append(left, np.full(-(-len(texts) // (room // length)), room))
-            fullest = left[left >= length].min()
-            rows = np.repeat(np.flatnonzero(left == fullest), fullest // length)[: len(texts)]
-            row_N[texts[: len(rows)]] = rows
-            left -= length * np.bincount(rows, minlength=len(left))
-            texts = texts[len(rows) :]
-    return row_N
+
+def _with_ends(length_N: np.ndarray, usable: np.ndarray) -> int:
+    return int(length_N[usable].sum()) + len(usable)
 
 
 def _usable(shorter_N: np.ndarray, longer_N: np.ndarray, buckets: Sequence[int]) -> tuple[np.ndarray, int, int]:
@@ -190,4 +211,4 @@ def _usable(shorter_N: np.ndarray, longer_N: np.ndarray, buckets: Sequence[int])
             f"None of {len(empty_N)} examples can be used: {empty} have an empty side and {too_long} "
             f"are longer than the longest of data.buckets = {tuple(buckets)}; raise it or check the dataset."
         )
-    return usable, empty, too_long
+    return usable.astype(np.int32 if len(empty_N) < 2**31 else np.int64), empty, too_long

@@ -1,44 +1,21 @@
 """From a dataset's name in the config to examples in memory: any TFDS dataset of texts, embedded ones, one's own."""
 
-import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import tensorflow_datasets as tfds
-from tensorflow_datasets.proto import tf_example_pb2
 
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data import builders
+from flaxformer_lite.data.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.own_text import OwnText
 
 EMBEDDED = ("cldr_translate", "cldr_language")
 REGISTERED_BY = ("translate", "text", "summarization")  # modules of TFDS whose import makes WMT, GLUE, ... known
 ID_NAMES = ("id", "idx", "uid")  # the last word of a feature that names an example and says nothing
-KIND = "kind"  # a feature of this name sorts examples for the report; it is never part of a text
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """Examples as text, number i of each list; None where the model reads or writes no such thing.
-
-    A translation has `source` and `target`, a classified text `source` and `label`, a language model learns to
-    write `target`. Where kinds of examples are known, `kind` names them.
-    """
-
-    source: list[str] | None = None
-    target: list[str] | None = None
-    label: np.ndarray | None = None  # int32, indexes of Dataset.label_names
-    kind: list[str] | None = None
-    incomplete: int = 0  # examples of the dataset that lack one of the two languages, and are not here
-
-    def __len__(self) -> int:
-        return len(self.target if self.source is None else self.source)
-
-    def texts(self) -> list[str]:
-        """The texts of both sides."""
-        return [*(self.source or ()), *(self.target or ())]
 
 
 class Dataset:
@@ -148,9 +125,9 @@ class Dataset:
 
     def check_split(self, split: str) -> None:
         """Raises ValueError if there is no such split, or its first example has no label; reads no more than that."""
-        records = self._open_split(split)
-        if self._label is not None and len(records):
-            self._labels(split, _parsed(records, 1))
+        reader = self.reader(split)
+        if self._label is not None and len(reader):
+            reader([0])
 
     def read(self, split: str) -> Examples:
         """All examples of `split`, which may be a slice such as 'train[:10%]'.
@@ -158,15 +135,34 @@ class Dataset:
         Raises:
           ValueError: there is no such split, or its labels are kept secret.
         """
-        records = self._open_split(split)
-        everything = _parsed(records, len(records))
-        examples = everything if self._spoken is None else [e for e in everything if self._is_complete(e)]
-        return Examples(
-            source=self._column(examples, self._source),
-            target=self._column(examples, self._target),
-            label=None if self._label is None else self._labels(split, examples),
-            kind=self._column(examples, [KIND] if KIND in self._texts else []),
-            incomplete=len(everything) - len(examples),
+        reader = self.reader(split)
+        examples = reader(range(len(reader)))
+        return examples if self._spoken is None else complete(examples)
+
+    def reader(self, split: str) -> Reader:
+        """Random access to the examples of `split`; none is read yet.
+
+        Raises:
+          ValueError: there is no such split.
+        """
+        records = self._open_split(split).data_source
+        parts = self._builder.info.splits[split].file_instructions
+        columns = {"source": self._source, "target": self._target, "label": [self._label] if self._label else ()}
+        return Reader(
+            records,
+            name=self.name,
+            split=split,
+            folder=Path(self._builder.data_dir),
+            files=tuple(
+                (Path(part.filename).name, part.skip, part.take, *_size_and_time(part.filename)) for part in parts
+            ),
+            columns={
+                name: (self._join if len(features) > 1 else "", *features)
+                for name, features in columns.items()
+                if features
+            },
+            kind=KIND in self._texts,
+            spoken=self._spoken,
         )
 
     def _open_split(self, split: str) -> Sequence[bytes]:
@@ -180,33 +176,6 @@ class Dataset:
                 f"config.data: {self.name} has no split {split!r}; it has {splits}, and slices of them such as "
                 f"'train[:10%]'{more}."
             ) from error
-
-    def _column(self, examples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str] | None:
-        """The texts of these names, joined, of each example; None for no names."""
-        if not names:
-            return None
-        return [self._join.join(self._text(example, name) for name in names) for example in examples]
-
-    def _text(self, example: Mapping[str, Any], name: str) -> str:
-        """The text of this name, or in this language."""
-        if name in self._texts:
-            return example[name].bytes_list.value[0].decode()
-        said, texts = (example[f"{self._spoken}/{part}"].bytes_list.value for part in ("language", "translation"))
-        return texts[list(said).index(name.encode())].decode()
-
-    def _is_complete(self, example: Mapping[str, Any]) -> bool:
-        """Whether it has a text in each language that is read, as not all of TED's talks have."""
-        spoken = {name.encode() for name in self.sides if name not in self._texts}
-        return spoken <= set(example[f"{self._spoken}/language"].bytes_list.value)
-
-    def _labels(self, split: str, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        label = np.array([example[self._label].int64_list.value[0] for example in examples], np.int32)
-        if (label < 0).any():  # as in the test splits of GLUE, whose labels only its server knows
-            raise ValueError(
-                f"config.data: split {split!r} of {self.name} has no labels; set config.data.test_split to one that "
-                "has, e.g. 'validation'."
-            )
-        return label
 
     def _translation(self) -> tuple[str, ...]:
         """The two texts that say the same, as the config or the dataset says; empty if it is no translation dataset."""
@@ -288,9 +257,13 @@ def _type_name(feature: tfds.features.FeatureConnector) -> str:
     return np.dtype(feature.np_dtype).name if type(feature) is tfds.features.Tensor else type(feature).__name__
 
 
-def _parsed(records: Sequence[bytes], count: int) -> list[Mapping[str, Any]]:
-    """The features of the first `count` records, by name."""
-    return [tf_example_pb2.Example.FromString(record).features.feature for record in records.__getitems__(range(count))]
+def _size_and_time(file: str) -> tuple[int, int]:
+    """Bytes of a file and when it was last written, in ns; zeros for one that no file system here has."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _open(name: str) -> tfds.core.DatasetBuilder:

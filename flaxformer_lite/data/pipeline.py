@@ -1,6 +1,7 @@
-"""From the config to all that a run reads: examples as text and as ids, the tokenizer and the batch plan."""
+"""From the config to all that a run reads: examples as ids and, where they are needed, as text; tokenizer and plan."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -8,26 +9,40 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from flaxformer_lite.config import Config
-from flaxformer_lite.data import loader, tokenizer
+from flaxformer_lite.data import loader, store, subwords, tokenizer
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
-from flaxformer_lite.data.datasets import Dataset, Examples
+from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.data.examples import Examples, Reader
 from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.data.own_text import OwnText
+from flaxformer_lite.data.subwords import Drawing
 from flaxformer_lite.data.tokenizer import BOS, Tokenizer
 from flaxformer_lite.fields import OWN_TEXT
+
+READ_AT_ONCE = 8192  # examples held as text where a split is not held as a whole
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One split of a dataset."""
+    """One split of a dataset; what is only trained on has no texts, but a reader of them."""
 
-    texts: Examples
+    texts: Examples | None
     tokens: Tokens
     plan: BatchPlan | PackedPlan
+    reader: Reader | None = None
+    drawing: Drawing | None = None  # where ids are drawn anew each epoch
 
     def text_bytes(self) -> int:
         """UTF-8 bytes of the target texts that the plan uses: what a loss in bits per byte is divided by."""
-        return sum(len(self.texts.target[i].encode()) for i in self.plan.usable)
+        return sum(len(text.encode()) for text in self._used_targets())
+
+    def _used_targets(self) -> Iterator[str]:
+        used = self.plan.usable
+        if self.texts is not None:
+            yield from (self.texts.target[i] for i in used)
+            return
+        for first in range(0, len(used), READ_AT_ONCE):
+            yield from self.reader(used[first : first + READ_AT_ONCE]).target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +100,7 @@ def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnTe
 
 
 def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -> Split:
-    """A split by its TFDS name, tokenised and planned.
+    """A split by its TFDS name, tokenised and planned, with its texts in memory.
 
     Raises:
       ValueError: there is no such split, or no example in it fits the batches.
@@ -94,24 +109,56 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
 
 
 def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
-    """`texts` tokenised and planned; raises ValueError if no example fits the batches.
-
-    A text to classify starts with the start symbol, whose vector may stand for the whole text.
-    """
+    """`texts` tokenised and planned; raises ValueError if no example fits the batches."""
     source, target = (None if side is None else tokens.encode(side) for side in (texts.source, texts.target))
-    if config.model.architecture == "encoder_classifier":
-        source = [np.concatenate([[BOS], ids]).astype(np.int32) for ids in source]
+    if source is not None and _start(config):
+        source = [np.concatenate([_start(config), ids]).astype(np.int32) for ids in source]
     examples = Tokens(source, target, texts.label)
-    sizes = dict(
-        buckets=config.data.buckets,
-        tokens_per_batch=config.data.tokens_per_batch,
-        rows_multiple=config.data.rows_multiple,
-        seed=config.data.seed,
+    return Split(texts, examples, _plan(*examples.lengths(), config))
+
+
+def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -> Split:
+    """A split to train on: its ids are mapped from where they are stored, its texts stay where they are.
+
+    Process 0 stores what is not stored yet; where the others do not see what it has written, they do the same.
+
+    Raises:
+      ValueError: no example in the split fits the batches.
+    """
+    reader = dataset.reader(name)
+    if jax.process_count() > 1:
+        if jax.process_index() == 0:
+            store.tokenised(reader, tokens, start=_start(config))
+        multihost_utils.sync_global_devices("the ids are stored")
+    columns = store.tokenised(reader, tokens, start=_start(config), show=jax.process_index() == 0)
+    label = columns.pop("label", None)
+    examples = Tokens(**columns, label=None if label is None else np.asarray(label.values, np.int32))
+    lengths, drawing = dict(zip(("source", "target"), examples.lengths(), strict=True)), None
+    if config.data.subword_sampling:
+        how = dict(kind=config.data.tokenizer, strength=config.data.subword_sampling, seed=config.data.seed)
+        drawing = Drawing(reader, tokens, start=_start(config), **how)
+        for side, growth in drawing.head_room(columns).items():
+            lengths[side] = subwords.planned(lengths[side], growth, config.data.buckets[-1] - 1)
+    return Split(None, examples, _plan(*lengths.values(), config), reader, drawing)
+
+
+def _start(config: Config) -> tuple[int, ...]:
+    """A text to classify starts with the start symbol, whose vector may stand for the whole text."""
+    return (BOS,) if config.model.architecture == "encoder_classifier" else ()
+
+
+def _plan(
+    source_length_N: np.ndarray | None, target_length_N: np.ndarray | None, config: Config
+) -> BatchPlan | PackedPlan:
+    data = config.data
+    return (PackedPlan if data.packing else BatchPlan)(
+        source_length_N,
+        target_length_N,
+        buckets=data.buckets,
+        tokens_per_batch=data.tokens_per_batch,
+        rows_multiple=data.rows_multiple,
+        seed=data.seed,
     )
-    source_length_N, target_length_N = examples.lengths()
-    if config.data.packing:
-        return Split(texts, examples, PackedPlan(target_length_N, **sizes))
-    return Split(texts, examples, BatchPlan(source_length_N, target_length_N, **sizes))
 
 
 def possible_shapes(config: Config) -> list[tuple[int, int]]:
@@ -125,13 +172,27 @@ def possible_shapes(config: Config) -> list[tuple[int, int]]:
 def batch_struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and types of what `Batches` yields, for a batch of this many rows."""
     names = {
-        "encoder_decoder": ("source", "target"),
-        "encoder_classifier": ("source",),
-        "decoder_lm": ("target", "segment") if config.data.packing else ("target",),
+        "encoder_decoder": ["source", "target"],
+        "encoder_classifier": ["source"],
+        "decoder_lm": ["target"],
     }[config.model.architecture]
+    if config.data.packing:
+        names += [f"{name}_segment" for name in names]
     batch = {name: jax.ShapeDtypeStruct((rows, length), np.int32) for name in names}
     one_a_row = ("row", "label") if config.model.architecture == "encoder_classifier" else ("row",)
     return batch | {name: jax.ShapeDtypeStruct((rows,), np.int32) for name in one_a_row}
+
+
+def vocabulary_texts(reader: Reader, count: int) -> list[str]:
+    """At most `count` texts at even distances, of all sources and then all targets; no others are read."""
+    sides = [side for side in ("source", "target") if side in reader.columns]
+    total, texts = len(sides) * len(reader), []
+    places = np.arange(min(count, total)) * total // max(1, min(count, total))
+    for number, side in enumerate(sides):
+        examples = places[places // max(1, len(reader)) == number] - number * len(reader)
+        for first in range(0, len(examples), READ_AT_ONCE):
+            texts += getattr(reader(examples[first : first + READ_AT_ONCE]), side)
+    return texts
 
 
 def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
@@ -148,14 +209,13 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
     }
     for role, name in splits.items():
         dataset.part(role).check_split(name)
-    texts = dataset.read(config.data.train_split)
     if not tokenizer_path.exists() and jax.process_index() == 0:
-        vocabulary = dict(vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
-        tokenizer.train(texts.texts(), tokenizer_path, **vocabulary)
+        texts = vocabulary_texts(dataset.reader(config.data.train_split), config.data.vocabulary_sample)
+        tokenizer.train(texts, tokenizer_path, vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("the tokenizer is trained")
     tokens = Tokenizer(tokenizer_path)
-    train = make_split(texts, tokens, config)
+    train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_split(dataset.part("validation"), config.data.validation_split, tokens, config)
     return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))
 
@@ -168,4 +228,5 @@ def batches(split: Split, *, num_steps: int | None = None) -> Batches:
         num_steps=split.plan.steps_per_epoch if num_steps is None else num_steps,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
+        draw=split.drawing,
     )

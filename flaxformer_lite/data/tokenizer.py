@@ -18,21 +18,18 @@ SPACE_MARK, ESCAPE = "\u2581", "\uf8ff"
 TRAINING_THREADS = 2
 
 
-def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str, sample: int = 100_000) -> None:
+def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str) -> None:
     """Trains on `sentences` and writes the model file at `path`, whole or not at all. Section 5.1.
 
     Args:
       vocab_size: pieces, with the 4 special tokens and 256 bytes; a digit is always a piece of its own, so that
         numbers are copied and not memorised.
       kind: 'unigram' or 'bpe'.
-      sample: train on at most this many sentences, taken at even distances.
 
     Raises:
       ValueError: the sentences cannot fill `vocab_size` pieces, or there are none.
     """
     texts = [escape(text) for text in sentences]
-    if len(texts) > sample:
-        texts = [texts[i * len(texts) // sample] for i in range(sample)]
     if not any(texts):
         raise ValueError("The tokenizer got no text to train on: the training split has no words.")
     model = io.BytesIO()
@@ -112,9 +109,17 @@ class Tokenizer:
         self.vocab_size: int = self._pieces.vocab_size()
         self.fingerprint: str = hashlib.sha256(model).hexdigest()
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One int32 array of ids a text."""
-        return [np.asarray(ids, np.int32) for ids in self._pieces.encode([escape(text) for text in texts])]
+    def encode(self, texts: Sequence[str], *, threads: int | None = None) -> list[np.ndarray]:
+        """One int32 array of ids a text; `threads` share the work, None: as many as there are cores."""
+        options = {} if threads is None else {"num_threads": threads}
+        return [np.asarray(ids, np.int32) for ids in self._pieces.encode([escape(text) for text in texts], **options)]
+
+    def table(self) -> tuple[dict[str, tuple[int, float]], list[int]]:
+        """The id and the score of each piece that texts are cut into, and the ids of the 256 bytes."""
+        special = (self._pieces.is_control, self._pieces.is_unknown, self._pieces.is_unused, self._pieces.is_byte)
+        ids = [i for i in range(self.vocab_size) if not any(is_special(i) for is_special in special)]
+        pieces = {self._pieces.id_to_piece(i): (i, self._pieces.get_score(i)) for i in ids}
+        return pieces, [self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The text of each id by itself, with its spaces; a special symbol by its name, such as '<s>'."""

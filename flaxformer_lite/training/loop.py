@@ -125,7 +125,9 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         values["learning_rate"] = float(rates[step - 1])
         progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], f"{meter.unit}/s": meter.rate()})
         if step % config.train.log_every == 0 or evaluation_is_due(step):  # training may end at an evaluation
-            writer.write(step, "train", {**values, f"{meter.unit}_per_second": meter.rate()})
+            writer.write(
+                step, "train", {**values, f"{meter.unit}_per_second": meter.rate(), "data_wait": meter.waited()}
+            )
             meter.restart()
 
     def save() -> None:
@@ -154,7 +156,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             measure()
         report.say(report.resolved(config, data, mesh, state_shapes.params))
         batches = pipeline.batches(data.train, num_steps=config.train.num_steps)
-        for batch in loader.stream(batches, mode.put_batch, first_step=done):
+        for batch in meter.waiting_for(loader.stream(batches, mode.put_batch, first_step=done)):
             if early_stop(scores, config.train.patience):
                 break
             run_step = wait(compiler.hurry(start_compiling(data.train.plan.shape(done))))
@@ -182,6 +184,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         progress.close()
         writer.flush()
         checkpoints.wait()
+    if batches.drawn:
+        report.say(report.drawn(batches))
 
     # The result: the best parameters, or the average that was asked for, on the test split.
     shapes, average = parallel.whole_on(mesh, state_shapes.params), config.train.average or "none"

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from flaxformer_lite.config import Config
-from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.data.examples import Examples
+from flaxformer_lite.data.loader import Batches
 from flaxformer_lite.data.pipeline import Data, Split
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, writers
@@ -33,13 +34,17 @@ def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: dict) 
     plan = data.train.plan
     shapes = " ".join(f"{rows}x{length}" for rows, length in sorted(plan.shapes()))
     rows, length = plan.shapes()[0]
+    sides = [name for name in ("source", "target") if name in data.train.tokens.sides()]
+    padding = " and ".join(f"{share:.0%} of {name}" for name, share in zip(sides, plan.padding_shares(), strict=True))
+    tokens = f"{plan.tokens[-1] / plan.steps_per_epoch:,.0f} {sides[-1]} tokens a step"
+    tokens += ", head room for subword sampling included" if data.train.drawing else ""
     work = flops.train_step(config.model, rows, length)
     return (
-        f"{config.data.dataset}: {len(data.train.texts):,} examples to train on{left_out(data.train)}, "
-        f"{len(data.validation.texts):,} to validate{left_out(data.validation)}; "
+        f"{config.data.dataset}: {len(data.train.tokens):,} examples to train on{left_out(data.train)}, "
+        f"{len(data.validation.tokens):,} to validate{left_out(data.validation)}; "
         f"vocabulary {config.model.vocab_size:,}; {sum(x.size for x in jax.tree.leaves(params)):,} parameters; "
         f"{config.parallel.mode} over {mesh.size} x {mesh.devices.flat[0].device_kind}; "
-        f"batches {shapes}, {plan.padding_share():.0%} padding; {plan.steps_per_epoch} steps an epoch; "
+        f"batches {shapes}, padding {padding}; {tokens}; {plan.steps_per_epoch} steps an epoch; "
         f"{work / 1e9:,.3g} GFLOPs a step of {rows}x{length}"
     )
 
@@ -50,6 +55,14 @@ def left_out(split: Split) -> str:
     also = f", {lacking} without one of the languages" if lacking else ""
     told = f" ({plan.too_long} too long and {plan.empty} empty left out{also})"
     return told if plan.too_long + plan.empty + lacking else ""
+
+
+def drawn(batches: Batches) -> str:
+    """How many texts stood with their usual ids, although others were drawn for them."""
+    return (
+        f"subword sampling: {batches.drawn:,} texts cut anew; {batches.not_fitting / batches.drawn:.1%} of them stood "
+        "as they always do, since the row would not have held what was drawn"
+    )
 
 
 def translations(texts: Examples, hypotheses: Sequence[str]) -> str:

@@ -4,7 +4,10 @@ A batch is a dict of int32 arrays: `row` (B,), each row's number in the global b
 
     encoder_decoder      `source` (B, S) and `target` (B, T): ids that end with the end symbol and then padding
     encoder_classifier   `source`, and `label` (B,), -1 in a row without a text
-    decoder_lm           `target`, and for packed rows `segment` (B, T): the number of each token's text, 0 = padding
+    decoder_lm           `target`
+
+Rows that hold several texts, or pairs, have `target_segment` (B, T) too, and `source_segment` (B, S) if there is a
+source: the number of each token's text, or pair, from 1; 0 = padding.
 """
 
 import flax.linen as nn
@@ -87,11 +90,13 @@ def classify(params: dict, batch: Batch, *, model: nn.Module, **mode) -> tuple[j
 
 def features(params: dict, batch: Batch, *, model: nn.Module, **mode) -> jax.Array:
     """What a decoder makes of each token of the batch, (B, T, D)."""
-    segment_BT = batch.get("segment")
+    segment_BT = batch.get("target_segment")
     inputs_BT = shift_right(batch["target"], segment_BT)
     if model.config.architecture == "decoder_lm":
         arguments = {"segment_BT": segment_BT}
         return model.apply({"params": params}, inputs_BT, method="features", **arguments, **mode)
+    if segment_BT is not None:
+        mode |= {"source_segment_BS": batch["source_segment"], "target_segment_BT": segment_BT}
     return model.apply({"params": params}, batch["source"], inputs_BT, method="features", **mode)
 
 

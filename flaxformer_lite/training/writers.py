@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class Progress:
 
 
 class Rate:
-    """How many of a unit, such as target tokens, a second since the last restart."""
+    """How many of a unit, such as target tokens, a second since the last restart, and how much of it was waiting."""
 
     def __init__(self, unit: str):
         self.unit = unit
@@ -125,7 +125,19 @@ class Rate:
 
     def restart(self) -> None:
         """Forgets what came before, such as an evaluation that took its time."""
-        self._count, self._since = 0.0, time.monotonic()
+        self._count, self._waited, self._since = 0.0, 0.0, time.monotonic()
+
+    def waiting_for(self, items: Iterable[Any]) -> Iterator[Any]:
+        """`items`; the time until each of them is there counts as waiting."""
+        remaining = iter(items)
+        while True:
+            asked = time.monotonic()
+            try:
+                item = next(remaining)
+            except StopIteration:
+                return
+            self._waited += time.monotonic() - max(asked, self._since)
+            yield item
 
     def add(self, count: float) -> None:
         """Counts `count` more."""
@@ -134,6 +146,10 @@ class Rate:
     def rate(self) -> float:
         """Units a second."""
         return self._count / max(1e-9, time.monotonic() - self._since)
+
+    def waited(self) -> float:
+        """Share of the time that was spent waiting."""
+        return self._waited / max(1e-9, time.monotonic() - self._since)
 
 
 def table(rows: list[list[str]]) -> str:

@@ -1,0 +1,261 @@
+"""The ids of a split, tokenised once: written beside the dataset, and mapped from there at every later start.
+
+    <the dataset's folder>/tokens/<key>/ids         ids end to end, uint16 where the vocabulary allows, else uint32
+                                       /offsets     int64: row i is ids[offsets[i] : offsets[i + 1]]
+                                       /index.json  how much there is of each, and the SHA-256 of the offsets
+
+There is a folder for each column, such as the texts of one language; the key stands for the files of the dataset, the
+part of them that the split takes, the column's features, and the tokenizer. A folder appears by a rename once it is
+whole. All of it may be deleted at any time, and is then made again.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from flaxformer_lite.data.ragged import Ragged
+from flaxformer_lite.data.tokenizer import Tokenizer
+
+FORMAT = 1
+READ_AT_ONCE = 8192  # examples held as text
+ENOUGH_FOR_A_PROCESS = 100_000  # examples: a process takes about a second to start
+CACHE = ".cache/flaxformer_lite/tokens"  # in the home folder, for a dataset whose own cannot be written to
+
+
+def tokenised(
+    reader: Any,
+    tokenizer: Tokenizer,
+    *,
+    start: Sequence[int] = (),
+    processes: int | None = None,
+    show: bool = True,
+) -> dict[str, Ragged]:
+    """The ids of each column of a split, 'source', 'target' or 'label' (one number a row), mapped from files.
+
+    What is not there yet is written; any number of processes may ask for it at once.
+
+    Args:
+      reader: a `datasets.Reader`.
+      start: ids that every text begins with.
+      processes: how many share the work; None: as many as there are cores, where it is enough for them.
+      show: whether to show a progress bar where it takes long.
+    """
+    keys = {column: _key(reader, column, tokenizer, start) for column in reader.columns}
+    roots = [reader.folder / "tokens", Path.home() / CACHE]
+    found = {column: _find(roots, key) for column, key in keys.items()}
+    if all(ids is not None for ids in found.values()):
+        return found
+    write = functools.partial(_write, reader, tokenizer, start, processes=processes, show=show)
+    for root in roots:
+        try:
+            with _locked(root):
+                write(root, {column: key for column, key in keys.items() if _open(root / key) is None})
+            return {column: _open(root / key) for column, key in keys.items()}
+        except OSError as error:
+            logging.warning("%s: the ids of %s are not kept there: %s", root, reader.name, error.strerror or error)
+    with tempfile.TemporaryDirectory() as root:
+        write(Path(root), keys)
+        mapped = {column: _open(Path(root) / key) for column, key in keys.items()}
+        return {column: Ragged(np.array(ids.values), np.array(ids.offsets)) for column, ids in mapped.items()}
+
+
+def _key(reader: Any, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
+    data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
+    made_by = None if column == "label" else [tokenizer.fingerprint, *map(int, start)]
+    return hashlib.sha256(json.dumps([data, made_by]).encode()).hexdigest()[:32]
+
+
+def _find(roots: Iterable[Path], key: str) -> Ragged | None:
+    return next((ids for root in roots if (ids := _open(root / key)) is not None), None)
+
+
+def _open(folder: Path) -> Ragged | None:
+    """What lies in `folder`; None if that is nothing, or not whole."""
+    try:
+        index = json.loads((folder / "index.json").read_text())
+        values = _mapped(folder / "ids", index["dtype"], index["ids"])
+        offsets = _mapped(folder / "offsets", "int64", index["rows"] + 1)
+        whole = hashlib.sha256(offsets).hexdigest() == index["sha256"] and int(offsets[-1]) == len(values)
+        return Ragged(values, offsets) if whole else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _mapped(file: Path, dtype: str, count: int) -> np.ndarray:
+    if file.stat().st_size != count * np.dtype(dtype).itemsize:
+        raise ValueError(f"{file}: expected {count} numbers of type {dtype}.")
+    return np.asarray(np.memmap(file, dtype, "r")) if count else np.empty(0, dtype)  # no file of length 0 is mapped
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Holds the lock file in `root`; the system lets go of it when the process dies, however it dies."""
+    root.mkdir(parents=root.is_relative_to(Path.home() / CACHE), exist_ok=True)
+    with (root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left_by_a_killed_process in root.glob(".partial-*"):
+            shutil.rmtree(left_by_a_killed_process)
+        yield
+
+
+def _write(
+    reader: Any,
+    tokenizer: Tokenizer,
+    start: Sequence[int],
+    root: Path,
+    keys: Mapping[str, str],
+    *,
+    processes: int | None,
+    show: bool,
+) -> None:
+    """Writes the columns that `keys` names to the folders of their keys in `root`."""
+    count = len(reader)
+    if processes is None:
+        processes = max(1, min(_cores(), count // ENOUGH_FOR_A_PROCESS))
+    border = [count * i // processes for i in range(processes + 1)]
+    folder = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
+    bar = tqdm.tqdm(
+        desc="tokenising",
+        total=count,
+        unit=" examples",
+        delay=2,
+        mininterval=_seconds_between_lines(),
+        disable=not show,
+    )
+    try:
+        if keys:
+            work = functools.partial(_write_part, reader, tokenizer, tuple(start), tuple(keys), folder, border)
+            if processes < 2 or not _in_processes(work, folder, processes, bar.update):
+                bar.reset()
+                for part in range(len(border) - 1):
+                    work(part, bar.update)
+        for column, key in keys.items():
+            _join_parts(folder, column, len(border) - 1, _type_of(column, tokenizer))
+            shutil.rmtree(root / key, ignore_errors=True)  # it was not whole, if it is there
+            (folder / column).rename(root / key)
+    finally:
+        bar.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _seconds_between_lines() -> float:
+    return 0.1 if sys.stderr.isatty() else 10.0
+
+
+def _type_of(column: str, tokenizer: Tokenizer) -> type:
+    return np.uint16 if column != "label" and tokenizer.vocab_size <= 2**16 else np.uint32
+
+
+def _write_part(
+    reader: Any,
+    tokenizer: Tokenizer,
+    start: tuple[int, ...],
+    columns: tuple[str, ...],
+    folder: Path,
+    border: Sequence[int],
+    part: int,
+    done: Callable[[int], None],
+) -> None:
+    """Writes ids and lengths of part number `part` of the examples, and calls `done` with how many it has gone on."""
+    with contextlib.ExitStack() as files:
+        opened = {
+            column: [files.enter_context(path.open("wb")) for path in _part_files(folder, column, part)]
+            for column in columns
+        }
+        for first in range(border[part], border[part + 1], READ_AT_ONCE):
+            examples = reader(range(first, min(first + READ_AT_ONCE, border[part + 1])))
+            for column, (ids_file, lengths_file) in opened.items():
+                given = getattr(examples, column)
+                if column == "label":
+                    rows = [[label] for label in given]
+                else:
+                    rows = [[*start, *ids] if start else ids for ids in tokenizer.encode(given, threads=1)]
+                rows = Ragged.of(rows)
+                rows.values.astype(_type_of(column, tokenizer)).tofile(ids_file)
+                rows.lengths().astype(np.int32).tofile(lengths_file)
+            done(len(examples))
+
+
+def _part_files(folder: Path, column: str, part: int) -> tuple[Path, Path]:
+    return folder / f"{column}.{part}.ids", folder / f"{column}.{part}.lengths"
+
+
+def _join_parts(folder: Path, column: str, parts: int, dtype: type) -> None:
+    """Makes the folder of a column out of its parts, and has it on the disk when it returns."""
+    target, every = folder / column, [_part_files(folder, column, part) for part in range(parts)]
+    target.mkdir()
+    with (target / "ids").open("wb") as whole:
+        for ids_file, _ in every:
+            with ids_file.open("rb") as part:
+                shutil.copyfileobj(part, whole, 1 << 20)
+            ids_file.unlink()
+    lengths = np.concatenate([np.fromfile(lengths_file, np.int32) for _, lengths_file in every])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    offsets.tofile(target / "offsets")
+    index = {"format": FORMAT, "rows": len(lengths), "ids": int(offsets[-1]), "dtype": np.dtype(dtype).name}
+    (target / "index.json").write_text(json.dumps(index | {"sha256": hashlib.sha256(offsets).hexdigest()}))
+    for file in (*target.iterdir(), target):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+# Plain processes and not `multiprocessing`, which runs the caller's main module again in each of them: a script may
+# have no guard there, and ours would load JAX.
+CHILD = "import sys; from flaxformer_lite.data import store; store.do_part(sys.argv[1], int(sys.argv[2]))"
+
+
+def do_part(job: str, part: int) -> None:
+    """What a process started by this module does: the pickled `job` on `part`, and a line for every step of it."""
+    with open(job, "rb") as file:
+        work = pickle.load(file)
+    work(part, lambda count: os.write(1, b"%d\n" % count))  # which fails, and ends it, once the parent has died
+
+
+def _in_processes(work: Callable, folder: Path, processes: int, done: Callable[[int], object]) -> bool:
+    """Has every part done by a process of its own; False, after a warning, if one of them failed."""
+    job, complaints = folder / "job", folder / "complaints"
+    job.write_bytes(pickle.dumps(work))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    read_end, write_end = os.pipe()
+    children = []
+    with os.fdopen(read_end) as lines, complaints.open("wb") as complaint:
+        pipes = dict(stdin=subprocess.DEVNULL, stdout=write_end, stderr=complaint)
+        try:
+            try:
+                for part in range(processes):
+                    command = [sys.executable, "-c", CHILD, str(job), str(part)]
+                    children.append(subprocess.Popen(command, env=environment, start_new_session=True, **pipes))
+            finally:
+                os.close(write_end)
+            for line in lines:
+                done(int(line))
+            failed = [code for code in [child.wait() for child in children] if code]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+    if failed:
+        reason = (complaints.read_text(errors="replace").splitlines() or [f"exit code {failed[0]}"])[-1]
+        logging.warning("Tokenising in %d processes failed (%s); going on in this one.", processes, reason)
+    return not failed
