@@ -1,13 +1,14 @@
 """A trained model from its workdir, whatever its shape."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import flax.linen as nn
 import jax
 import numpy as np
 
+from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -30,8 +31,8 @@ class Trained:
     mesh: jax.sharding.Mesh
     label_names: list[str] | None  # of a classifier's classes
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One array of ids a text.
+    def encode(self, texts: Sequence[str], *, name: str = "text") -> list[np.ndarray]:
+        """One array of ids a text; `name`: what an error calls it.
 
         Raises:
           ValueError: a text has more tokens than the model takes; it is named by its number, counted from 1.
@@ -41,7 +42,7 @@ class Trained:
         for number, (text, ids) in enumerate(zip(texts, rows, strict=True), start=1):
             if len(ids) > longest:
                 raise ValueError(
-                    f"text {number}: {len(ids)} tokens, and the model takes at most {longest}; "
+                    f"{name} {number}: {len(ids)} tokens, and the model takes at most {longest}; "
                     f"split it into shorter sentences. It begins: {text[:60]!r}"
                 )
         return rows
@@ -82,6 +83,19 @@ def load(workdir: str | Path, *, command: str | None = None, architecture: str |
     if record["tokenizer"] != tokenizer.fingerprint:  # so the ids of one are not the ids of the other
         raise ValueError(f"{paths.tokenizer}: this is not the tokenizer that step {best} was trained with.")
     return Trained(config, tokenizer, model, parts["params"], mesh, record.get("label_names"))
+
+
+def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:
+    """`run` with some fields of `DecodeConfig` in place of its own.
+
+    Raises:
+      ValueError: there is no such field, or its value is wrong.
+    """
+    fields = config_lib.to_dict(run.config)
+    own = fields["decode"]
+    if decode.get("method", own["method"]) != own["method"]:  # then what the run says of its own is of no use
+        own = {name: value for name, value in own.items() if f"decode.{name}" not in config_lib.READ_IF}
+    return dataclasses.replace(run, config=config_lib.resolve({**fields, "decode": {**own, **decode}}))
 
 
 def make_decoder(model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options) -> Decoder:

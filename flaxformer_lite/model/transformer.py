@@ -95,9 +95,9 @@ class Encoder(nn.Module):
 
 @flax.struct.dataclass
 class DecoderCache:
-    """What decoding keeps between steps, one `KVCache` a layer."""
+    """What decoding keeps between steps, one `KVCache` a layer. With beams, W texts are written for each row."""
 
-    self_attention: tuple[KVCache, ...]  # (B, max_length, G, K): grows by a position a step
+    self_attention: tuple[KVCache, ...]  # (B, max_length, G, K), or (B, W, ...): grows by a position a step
     cross_attention: tuple[KVCache | None, ...]  # (B, S, G, K): the encoder's output, projected once a sentence
 
 
@@ -129,8 +129,8 @@ class Decoder(nn.Module):
             x_BTD = layer(x_BTD, pattern, bias, memory_BSD, cross, **mode)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
-    def start_cache(self, batch_size: int, max_length: int) -> tuple[KVCache, ...]:
-        """Empty caches of self-attention, one a layer, with room for `max_length` positions.
+    def start_cache(self, rows: tuple[int, ...], max_length: int) -> tuple[KVCache, ...]:
+        """Empty caches of self-attention, one a layer, with room for `max_length` positions; `rows`: (B,) or (B, W).
 
         Raises:
           ValueError: learned positions have no vector for the last of them.
@@ -141,7 +141,7 @@ class Decoder(nn.Module):
                 f"learned positions end at max_length = {c.max_length}, got room for {max_length}; decode less, or use "
                 "another position scheme."
             )
-        shape = (batch_size, max_length, c.num_kv_heads or c.num_heads, c.d_head or c.d_model // c.num_heads)
+        shape = (*rows, max_length, c.num_kv_heads or c.num_heads, c.d_head or c.d_model // c.num_heads)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
     def project_memory(self, memory_BSD: jax.Array, memory_places: Places) -> tuple[KVCache, ...]:
@@ -149,19 +149,22 @@ class Decoder(nn.Module):
         return tuple(layer.cross_attention.keys_values(memory_BSD, memory_places) for layer in self.layers)
 
     def step(
-        self, x_B1D: jax.Array, cache: DecoderCache, index: jax.Array, memory_places: Places | None = None
+        self, x_BWD: jax.Array, cache: DecoderCache, index: jax.Array, memory_places: Places | None = None
     ) -> tuple[jax.Array, DecoderCache]:
-        """The stack at the one position `index`."""
+        """The stack at the one position `index` of W texts a row; W = 1 without beams."""
+        # One row a text: (B W, L, G, K).
+        own_caches = jax.tree.map(lambda x: x.reshape(-1, *x.shape[-3:]), cache.self_attention)
         query = Places.at(jnp.reshape(index, (1,)))
-        keys = Places.at(jnp.arange(cache.self_attention[0].key.shape[1]))
+        keys = Places.at(jnp.arange(own_caches[0].key.shape[1]))
         own_pattern = Pattern(query, keys, causal=True, window=self.config.attention_window)
         patterns = own_pattern, Pattern(query, memory_places) if self.has_encoder else None
         grown, bias = [], self.position_bias()
-        for layer, *layer_cache in zip(self.layers, cache.self_attention, cache.cross_attention, strict=True):
-            x_B1D, own = layer.step(x_B1D, layer_cache, index, patterns, bias)
+        for layer, *layer_cache in zip(self.layers, own_caches, cache.cross_attention, strict=True):
+            x_BWD, own = layer.step(x_BWD, layer_cache, index, patterns, bias)
             grown.append(own)
-        x_B1D = self.final_norm(x_B1D) if self.config.norm_placement == "pre" else x_B1D
-        return x_B1D, cache.replace(self_attention=tuple(grown))
+        x_BWD = self.final_norm(x_BWD) if self.config.norm_placement == "pre" else x_BWD
+        own_caches = jax.tree.map(lambda new, old: new.reshape(old.shape), tuple(grown), cache.self_attention)
+        return x_BWD, cache.replace(self_attention=own_caches)
 
 
 class EncoderDecoder(nn.Module):
@@ -218,19 +221,33 @@ class EncoderDecoder(nn.Module):
         """Logits (B, T, V) of the token after each of `target_BT`, given the encoder's output."""
         return self._decode(target_BT, Places.of(target_BT), memory_BSD, Places.of(source_BS), **mode)
 
-    def start_cache(self, source_BS: jax.Array, max_length: int) -> DecoderCache:
-        """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
+    def start_cache(self, source_BS: jax.Array, max_length: int, beam_size: int | None = None) -> DecoderCache:
+        """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`.
+
+        `beam_size`: W texts are written for each source; None: one.
+        """
         memory = self.decoder.project_memory(self.encode(source_BS), Places.of(source_BS))
-        return DecoderCache(self.decoder.start_cache(source_BS.shape[0], max_length), memory)
+        return DecoderCache(self.decoder.start_cache(_rows(source_BS.shape[0], beam_size), max_length), memory)
 
     def decode_step(
-        self, token_B: jax.Array, cache: DecoderCache, index: jax.Array, source_BS: jax.Array
+        self, token: jax.Array, cache: DecoderCache, index: jax.Array, source_BS: jax.Array
     ) -> tuple[jax.Array, DecoderCache]:
-        """Logits (B, V) of the token after `token_B`, which stands at position `index`, and the grown cache."""
-        place = Places.at(jnp.reshape(index, (1,)))
-        x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)
-        x_B1D, cache = self.decoder.step(x_B1D, cache, index, Places.of(source_BS))
-        return self.output(x_B1D)[:, 0], cache
+        """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache.
+
+        `token`: (B,), or (B, W) with beams; it stands at position `index`.
+        """
+        x_BWD = _embed_at(index, token, self.target_inputs)
+        x_BWD, cache = self.decoder.step(x_BWD, cache, index, Places.of(source_BS))
+        return self.output(x_BWD).reshape(*token.shape, -1), cache
+
+
+def _rows(batch_size: int, beam_size: int | None) -> tuple[int, ...]:
+    return (batch_size,) if beam_size is None else (batch_size, beam_size)
+
+
+def _embed_at(index: jax.Array, token: jax.Array, inputs: Inputs) -> jax.Array:
+    """Tokens (B,) or (B, W) that all stand at position `index`, as the decoder's input: (B, W, D)."""
+    return inputs(token.reshape(token.shape[0], -1), Places.at(jnp.reshape(index, (1,))), deterministic=True)
 
 
 class EncoderClassifier(nn.Module):
@@ -283,14 +300,15 @@ class DecoderLM(nn.Module):
         target = Places.of(target_BT, segment_BT)
         return self.output(self.decoder(self.target_inputs(target_BT, target, **mode), target, **mode))
 
-    def start_cache(self, batch_size: int, max_length: int) -> DecoderCache:
-        """The cache before the first of at most `max_length` calls of `decode_step`."""
-        own = self.decoder.start_cache(batch_size, max_length)
+    def start_cache(self, batch_size: int, max_length: int, beam_size: int | None = None) -> DecoderCache:
+        """The cache before the first of at most `max_length` calls of `decode_step`; `beam_size`: texts a row."""
+        own = self.decoder.start_cache(_rows(batch_size, beam_size), max_length)
         return DecoderCache(own, (None,) * len(own))
 
-    def decode_step(self, token_B: jax.Array, cache: DecoderCache, index: jax.Array) -> tuple[jax.Array, DecoderCache]:
-        """Logits (B, V) of the token after `token_B`, which stands at position `index`, and the grown cache."""
-        place = Places.at(jnp.reshape(index, (1,)))
-        x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)
-        x_B1D, cache = self.decoder.step(x_B1D, cache, index)
-        return self.output(x_B1D)[:, 0], cache
+    def decode_step(self, token: jax.Array, cache: DecoderCache, index: jax.Array) -> tuple[jax.Array, DecoderCache]:
+        """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache.
+
+        `token`: (B,), or (B, W) with beams; it stands at position `index`.
+        """
+        x_BWD, cache = self.decoder.step(_embed_at(index, token, self.target_inputs), cache, index)
+        return self.output(x_BWD).reshape(*token.shape, -1), cache
