@@ -124,6 +124,9 @@ def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search)
     at_limit_B1 = (length >= limit_B)[:, None]
     cut_BW = jnp.where(at_limit_B1, on_BW / length_penalty(length, search.alpha), NONE)
     done_BNT, score_BN = _fill((done_BNT, score_BN), (live_BWT, cut_BW))
+    over_B1 = ~(state.log_prob_BW > NONE).any(axis=1, keepdims=True)
+    done_BNT = jnp.where(over_B1[:, :, None], state.done_BNT, done_BNT)
+    score_BN = jnp.where(over_B1, state.score_BN, score_BN)
 
     # When may a row stop? A log-probability never rises, and being negative, it is divided by a penalty that is at most
     # that of the row's limit, as for alpha >= 0 longer texts have the larger penalty. So whatever a live hypothesis of
