@@ -154,7 +154,7 @@ def top_k_of_row(x_BX: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 def _take(x_BW: jax.Array, place_BK: jax.Array) -> jax.Array:
     """Row by row the entries at the places: (B, K, ...)."""
-    return jnp.take_along_axis(x_BW, place_BK.reshape(*place_BK.shape, *[1] * (x_BW.ndim - 2)), axis=1)
+    return jnp.take_along_axis(x_BW, place_BK.reshape(*place_BK.shape, *[1] * (x_BW.ndim - 2)), axis=1, mode="clip")
 
 
 def _write(ids_BWT: jax.Array, token_BW: jax.Array, index: jax.Array) -> jax.Array:

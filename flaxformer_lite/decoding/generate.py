@@ -127,22 +127,27 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     """The best texts of each row that beam search finds: ids (B, N, max_length), best first, and scores (B, N).
 
     A score is the log-probability of the whole text, of a prompt too, over its length penalty; -inf: there are fewer.
+    Only the cache of self-attention is each hypothesis' own; what the encoder gave is shared by those of a row.
     """
 
-    def step(ids_BWT: jax.Array, cache: Any, index: jax.Array) -> tuple[jax.Array, Any]:
+    W, alpha = config.beam_size, config.alpha
+    start = task.start_cache(max_length, W)
+
+    def step(ids_BWT: jax.Array, own: Any, index: jax.Array) -> tuple[jax.Array, Any]:
         last_BW = jax.lax.dynamic_index_in_dim(ids_BWT, jnp.maximum(index - 1, 0), axis=2, keepdims=False)
+        cache = start.replace(self_attention=own)
         logits_BWV, cache = task.next_logits(jnp.where(index == 0, BOS, last_BW), cache, index)
+        own = cache.self_attention
         log_prob_BWV = jax.nn.log_softmax(logits_BWV)
         allowed_BWV = constrain(config, log_prob_BWV, ids_BWT, index)
         if task.prompt_BP.shape[1] == 0:
-            return allowed_BWV, cache
+            return allowed_BWV, own
         given_BW = jnp.broadcast_to(_given(task, index)[:, None], last_BW.shape)
         forced_BWV = sampling.force(log_prob_BWV, given_BW)
-        return jnp.where((given_BW != PAD)[:, :, None], forced_BWV, allowed_BWV), cache
+        return jnp.where((given_BW != PAD)[:, :, None], forced_BWV, allowed_BWV), own
 
-    W, alpha = config.beam_size, config.alpha
     wanted = beam.Search(beam_size=W, n_best=n_best, alpha=alpha, max_length=max_length, end=EOS)
-    return beam.beam_search(step, task.start_cache(max_length, W), task.limit_B, wanted)
+    return beam.beam_search(step, start.self_attention, task.limit_B, wanted)
 
 
 def best(task: Task, config: DecodeConfig, *, max_length: int) -> jax.Array:

@@ -136,7 +136,7 @@ class DecoderLayer(nn.Module):
         To the encoder's output they are W queries of one row; among its own tokens each is a row by itself.
 
         Args:
-          cache: keys and values of the tokens so far, (B W, L, G, K), and of the encoder's output, (B, S, G, K).
+          cache: keys and values of the tokens so far, (B W, G, L, K), and of the encoder's output, (B, G, S, K).
           patterns: of self-attention over the cache, and of attention to the encoder's output.
 
         Returns:

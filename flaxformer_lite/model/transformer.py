@@ -97,8 +97,8 @@ class Encoder(nn.Module):
 class DecoderCache:
     """What decoding keeps between steps, one `KVCache` a layer. With beams, W texts are written for each row."""
 
-    self_attention: tuple[KVCache, ...]  # (B, max_length, G, K), or (B, W, ...): grows by a position a step
-    cross_attention: tuple[KVCache | None, ...]  # (B, S, G, K): the encoder's output, projected once a sentence
+    self_attention: tuple[KVCache, ...]  # (B, G, max_length, K), or (B, W, ...): grows by a position a step
+    cross_attention: tuple[KVCache | None, ...]  # (B, G, S, K): the encoder's output, projected once a sentence
 
 
 class Decoder(nn.Module):
@@ -141,7 +141,7 @@ class Decoder(nn.Module):
                 f"learned positions end at max_length = {c.max_length}, got room for {max_length}; decode less, or use "
                 "another position scheme."
             )
-        shape = (*rows, max_length, c.num_kv_heads or c.num_heads, c.d_head or c.d_model // c.num_heads)
+        shape = (*rows, c.num_kv_heads or c.num_heads, max_length, c.d_head or c.d_model // c.num_heads)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
     def project_memory(self, memory_BSD: jax.Array, memory_places: Places) -> tuple[KVCache, ...]:
@@ -152,10 +152,10 @@ class Decoder(nn.Module):
         self, x_BWD: jax.Array, cache: DecoderCache, index: jax.Array, memory_places: Places | None = None
     ) -> tuple[jax.Array, DecoderCache]:
         """The stack at the one position `index` of W texts a row; W = 1 without beams."""
-        # One row a text: (B W, L, G, K).
+        # One row a text: (B W, G, L, K).
         own_caches = jax.tree.map(lambda x: x.reshape(-1, *x.shape[-3:]), cache.self_attention)
         query = Places.at(jnp.reshape(index, (1,)))
-        keys = Places.at(jnp.arange(own_caches[0].key.shape[1]))
+        keys = Places.at(jnp.arange(own_caches[0].key.shape[2]))
         own_pattern = Pattern(query, keys, causal=True, window=self.config.attention_window)
         patterns = own_pattern, Pattern(query, memory_places) if self.has_encoder else None
         grown, bias = [], self.position_bias()
@@ -227,6 +227,7 @@ class EncoderDecoder(nn.Module):
         `beam_size`: W texts are written for each source; None: one.
         """
         memory = self.decoder.project_memory(self.encode(source_BS), Places.of(source_BS))
+        memory = jax.lax.optimization_barrier(memory)  # else XLA would lay it out anew in each step, not once
         return DecoderCache(self.decoder.start_cache(_rows(source_BS.shape[0], beam_size), max_length), memory)
 
     def decode_step(
