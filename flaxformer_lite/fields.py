@@ -154,11 +154,10 @@ AT_LEAST_ONE = """
     train.keep_newest train.patience decode.top_k decode.beam_size decode.no_repeat_ngram
 """.split()
 AT_LEAST_ZERO = """
-    train.keep_best train.decode_examples decode.max_extra_length decode.min_length decode.alpha data.seed train.seed
-    decode.seed
+    train.keep_best train.decode_examples decode.max_extra_length decode.min_length data.seed train.seed decode.seed
 """.split()
 LOWEST = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0), "model.num_classes": 2}
-LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8}
+LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8, "decode.alpha": 0.0}
 HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {"decode.alpha": 100.0}
 HIGHEST |= dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20) | {"decode.beam_size": 1000}
 POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
