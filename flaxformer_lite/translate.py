@@ -1,9 +1,10 @@
 """A trained encoder-decoder, ready to translate.
 
 from flaxformer_lite import translate
-translator = translate.load("runs/mine", method="beam")
+translator = translate.load("runs/mine")
 print(translator(["Monday, May 5, 2025"]))
-print(translator.n_best(["Monday, May 5, 2025"], 3))
+
+By beam search, `translate.load("runs/mine", method="beam")`, it also has `n_best(texts, 3)`.
 """
 
 from collections.abc import Sequence
