@@ -152,9 +152,8 @@ def main() -> None:
         if arguments.only is None:
             engines |= {"Marian": marian(Path(folder)), "CTranslate2": ctranslate2(Path(folder))}
         seconds = measure(engines, arguments.repeats)
-    print(
-        "| beams | engine | seconds: median (spread) | tokens a second | times Marian |\n| ---: | --- | --- | ---: | ---: |"
-    )
+    print("| beams | engine | seconds: median (spread) | tokens a second | times Marian |")
+    print("| ---: | --- | --- | ---: | ---: |")
     for (name, beams), times in seconds.items():
         median = statistics.median(times)
         ratio = f"{statistics.median(seconds['Marian', beams]) / median:.2f}" if "Marian" in engines else "-"
