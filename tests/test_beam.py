@@ -34,14 +34,17 @@ def penalty(length, alpha):
 
 
 def step_of(rows):
-    """A step function that knows what was written from its cache alone, which must have moved with the hypotheses."""
+    """A step function that knows what was written from its cache alone, part by part."""
     tables_BTXV = jnp.asarray(np.stack([table(row) for row in rows]))
 
-    def step(ids_BWT, cache_BWT, index):
-        last_BW1 = jax.lax.dynamic_index_in_dim(ids_BWT, jnp.maximum(index - 1, 0), axis=2)
-        written = jax.lax.dynamic_update_slice_in_dim(cache_BWT, last_BW1, jnp.maximum(index - 1, 0), axis=2)
-        cache_BWT = jnp.where(index > 0, written, cache_BWT)
-        number_BW = jnp.einsum("BWT,T->BW", cache_BWT, jnp.asarray([V**i for i in range(T)]))
+    def step(state):
+        index = state.index
+        last_BW1 = jax.lax.dynamic_index_in_dim(state.live_BWT, jnp.maximum(index - 1, 0), axis=2)
+        last_BW1 = jnp.where(index > 0, last_BW1, 0)
+        cache_BWT = jax.lax.dynamic_update_slice_in_dim(state.cache, last_BW1, index, axis=2)
+        past_BWT = jnp.take_along_axis(cache_BWT, state.part_BWT, axis=1)  # a token stands where the next step put it
+        value_T = jnp.asarray([0, *(V**i for i in range(T - 1))]) * (jnp.arange(T) <= index)
+        number_BW = jnp.einsum("BWT,T->BW", past_BWT, value_T)
         return jax.vmap(lambda table_TXV, number_W: table_TXV[index][number_W])(tables_BTXV, number_BW), cache_BWT
 
     return step
@@ -154,9 +157,9 @@ def chain(log_probs, *, alpha, limit, beam_size=1):
     go_on_L = jnp.asarray(log_probs, jnp.float32)
     ends_L = jnp.log(-jnp.expm1(go_on_L))
 
-    def step(ids_BWT, cache, index):
-        row_V = jnp.full(V, -jnp.inf).at[3].set(go_on_L[index]).at[END].set(ends_L[index])
-        return jnp.broadcast_to(row_V, (*ids_BWT.shape[:2], V)), cache
+    def step(state):
+        row_V = jnp.full(V, -jnp.inf).at[3].set(go_on_L[state.index]).at[END].set(ends_L[state.index])
+        return jnp.broadcast_to(row_V, (*state.log_prob_BW.shape, V)), state.cache
 
     search = beam.Search(beam_size=beam_size, n_best=1, alpha=alpha, max_length=limit, end=END)
     limit_B = jnp.array([limit])
@@ -202,7 +205,7 @@ def test_where_there_are_fewer_texts_than_wanted_the_rest_is_padding_with_no_sco
 
 
 def test_where_nothing_may_follow_the_search_ends_without_a_text():
-    step = lambda ids_BWT, cache, index: (jnp.full((*ids_BWT.shape[:2], V), -jnp.inf), cache)  # noqa: E731
+    step = lambda state: (jnp.full((*state.log_prob_BW.shape, V), -jnp.inf), state.cache)  # noqa: E731
     search = beam.Search(beam_size=3, n_best=2, alpha=0.6, max_length=T, end=END)
     ids, score = beam.beam_search(step, (), jnp.array([T]), search)
     assert not ids.any() and (score == -jnp.inf).all()

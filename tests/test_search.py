@@ -187,9 +187,11 @@ def test_beams_share_what_the_encoder_gave_and_each_has_its_own_tokens():
     start = functools.partial(model.apply, {"params": params}, sources(S - 1, 4), L, method="start_cache")
     cache = jax.eval_shape(lambda: start(W))
     assert {leaf.shape for leaf in jax.tree.leaves(cache.cross_attention)} == {(B, G, S, K)}
-    assert {leaf.shape for leaf in jax.tree.leaves(cache.self_attention)} == {(B, W, G, L, K)}
+    assert {leaf.shape for leaf in jax.tree.leaves(cache.self_attention)} == {(B, G, W * L, K)}
     step = functools.partial(model.apply, {"params": params}, method="decode_step")
-    jaxpr = jax.make_jaxpr(step)(jnp.ones((B, W), jnp.int32), cache, jnp.int32(0), sources(S - 1, 4))
+    part_BWL = jnp.zeros((B, W, L), jnp.int32)
+    arguments = jnp.ones((B, W), jnp.int32), cache, jnp.int32(0), sources(S - 1, 4)
+    jaxpr = jax.make_jaxpr(step)(*arguments, part_BWL=part_BWL)
     sizes = {eqn.outvars[0].aval.size for eqn in every_equation(jaxpr.jaxpr)}
     assert B * W * G * S * K not in sizes and B * W * G * L * K in sizes and B * G * S * K in sizes
 

@@ -13,14 +13,14 @@ from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam, sampling
 
-NextLogits = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
+NextLogits = Callable[..., tuple[jax.Array, Any]]
 Pick = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (logits_BV, ids_BT, index) -> token_B
 
 
 class Task(NamedTuple):
     """What a model is to write for a batch, whatever the method."""
 
-    next_logits: NextLogits  # (tokens (B,) or (B, W), cache, index) -> (logits (..., V), cache); tokens at `index`
+    next_logits: NextLogits  # (tokens (B,) or (B, W), cache, index, part_BWL=) -> (logits (..., V), cache)
     start_cache: Callable[..., Any]  # (max_length), for one text a row, or (max_length, W)
     prompt_BP: jax.Array  # ids that a row begins with, then padding
     limit_B: jax.Array  # tokens at which a row ends without an end symbol; 0: an unused row
@@ -48,7 +48,7 @@ def translation(
     source_B, prompt_B = ((ids != PAD).sum(axis=1) for ids in (source_BS, prompt_BP))
     limit_B = jnp.maximum(source_B, prompt_B) + config.max_extra_length
     return Task(
-        lambda token, cache, index: apply(token, cache, index, source_BS, method="decode_step"),
+        lambda token, cache, index, **beams: apply(token, cache, index, source_BS, method="decode_step", **beams),
         lambda *room: apply(source_BS, *room, method="start_cache"),
         prompt_BP,
         jnp.where(source_B > 0, limit_B, 0),
@@ -68,7 +68,7 @@ def continuation(model: nn.Module, config: DecodeConfig, params: dict, prompt_BP
     apply = functools.partial(model.apply, {"params": params})
     limit_B = (prompt_BP != PAD).sum(axis=1) + config.max_extra_length
     return Task(
-        lambda token, cache, index: apply(token, cache, index, method="decode_step"),
+        lambda token, cache, index, **beams: apply(token, cache, index, method="decode_step", **beams),
         lambda *room: apply(prompt_BP.shape[0], *room, method="start_cache"),
         prompt_BP,
         jnp.where(row_B >= 0, limit_B, 0),
@@ -127,27 +127,25 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     """The best texts of each row that beam search finds: ids (B, N, max_length), best first, and scores (B, N).
 
     A score is the log-probability of the whole text, of a prompt too, over its length penalty; -inf: there are fewer.
-    Only the cache of self-attention is each hypothesis' own; what the encoder gave is shared by those of a row.
+    The hypotheses of a row share what the encoder gave for it.
     """
 
-    W, alpha = config.beam_size, config.alpha
-    start = task.start_cache(max_length, W)
-
-    def step(ids_BWT: jax.Array, own: Any, index: jax.Array) -> tuple[jax.Array, Any]:
+    def step(state: beam.Beams) -> tuple[jax.Array, Any]:
+        ids_BWT, index = state.live_BWT, state.index
         last_BW = jax.lax.dynamic_index_in_dim(ids_BWT, jnp.maximum(index - 1, 0), axis=2, keepdims=False)
-        cache = start.replace(self_attention=own)
-        logits_BWV, cache = task.next_logits(jnp.where(index == 0, BOS, last_BW), cache, index)
-        own = cache.self_attention
+        token_BW = jnp.where(index == 0, BOS, last_BW)
+        logits_BWV, cache = task.next_logits(token_BW, state.cache, index, part_BWL=state.part_BWT)
         log_prob_BWV = jax.nn.log_softmax(logits_BWV)
         allowed_BWV = constrain(config, log_prob_BWV, ids_BWT, index)
         if task.prompt_BP.shape[1] == 0:
-            return allowed_BWV, own
+            return allowed_BWV, cache
         given_BW = jnp.broadcast_to(_given(task, index)[:, None], last_BW.shape)
         forced_BWV = sampling.force(log_prob_BWV, given_BW)
-        return jnp.where((given_BW != PAD)[:, :, None], forced_BWV, allowed_BWV), own
+        return jnp.where((given_BW != PAD)[:, :, None], forced_BWV, allowed_BWV), cache
 
+    W, alpha = config.beam_size, config.alpha
     wanted = beam.Search(beam_size=W, n_best=n_best, alpha=alpha, max_length=max_length, end=EOS)
-    return beam.beam_search(step, start.self_attention, task.limit_B, wanted)
+    return beam.beam_search(step, task.start_cache(max_length, W), task.limit_B, wanted)
 
 
 def best(task: Task, config: DecodeConfig, *, max_length: int) -> jax.Array:

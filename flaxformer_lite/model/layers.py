@@ -131,12 +131,10 @@ class DecoderLayer(nn.Module):
         patterns: tuple[Pattern, Pattern | None],
         bias: ScoreBias | None,
     ) -> tuple[jax.Array, KVCache]:
-        """The same for the one position `index` of W texts a row, which share what the encoder gave for the row.
-
-        To the encoder's output they are W queries of one row; among its own tokens each is a row by itself.
+        """The same for the one position `index` of W texts a row; W = 1 without beams.
 
         Args:
-          cache: keys and values of the tokens so far, (B W, G, L, K), and of the encoder's output, (B, G, S, K).
+          cache: keys and values of the tokens so far, (B, G, W L, K), and of the encoder's output, (B, G, S, K).
           patterns: of self-attention over the cache, and of attention to the encoder's output.
 
         Returns:
@@ -146,9 +144,8 @@ class DecoderLayer(nn.Module):
 
         def attend(x_BWD: jax.Array) -> jax.Array:
             nonlocal own
-            x_N1D = x_BWD.reshape(-1, 1, x_BWD.shape[-1])  # N = B W
-            own = own.write(self.self_attention.keys_values(x_N1D, patterns[0].query), index)
-            return self.self_attention.attend(x_N1D, own, patterns[0], bias).reshape(x_BWD.shape)
+            own = own.write(self.self_attention.keys_values(x_BWD, patterns[0].query), index)
+            return self.self_attention.attend(x_BWD, own, patterns[0], bias)
 
         x_BWD = self.self_attention_residual(x_BWD, attend)
         if self.has_encoder:

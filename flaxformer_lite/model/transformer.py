@@ -95,9 +95,13 @@ class Encoder(nn.Module):
 
 @flax.struct.dataclass
 class DecoderCache:
-    """What decoding keeps between steps, one `KVCache` a layer. With beams, W texts are written for each row."""
+    """What decoding keeps between steps, one `KVCache` a layer.
 
-    self_attention: tuple[KVCache, ...]  # (B, G, max_length, K), or (B, W, ...): grows by a position a step
+    With beams, W texts are written for each row, and the cache of self-attention has W parts. A text may have its
+    tokens in several of them: nothing is moved when beams change places, which would cost as much as half a step.
+    """
+
+    self_attention: tuple[KVCache, ...]  # (B, G, W max_length, K): grows by a position a step; W = 1 without beams
     cross_attention: tuple[KVCache | None, ...]  # (B, G, S, K): the encoder's output, projected once a sentence
 
 
@@ -129,8 +133,8 @@ class Decoder(nn.Module):
             x_BTD = layer(x_BTD, pattern, bias, memory_BSD, cross, **mode)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
-    def start_cache(self, rows: tuple[int, ...], max_length: int) -> tuple[KVCache, ...]:
-        """Empty caches of self-attention, one a layer, with room for `max_length` positions; `rows`: (B,) or (B, W).
+    def start_cache(self, batch_size: int, max_length: int, beam_size: int) -> tuple[KVCache, ...]:
+        """Empty caches of self-attention, one a layer, with room for `max_length` positions of each beam.
 
         Raises:
           ValueError: learned positions have no vector for the last of them.
@@ -141,7 +145,8 @@ class Decoder(nn.Module):
                 f"learned positions end at max_length = {c.max_length}, got room for {max_length}; decode less, or use "
                 "another position scheme."
             )
-        shape = (*rows, c.num_kv_heads or c.num_heads, max_length, c.d_head or c.d_model // c.num_heads)
+        room = beam_size * max_length
+        shape = (batch_size, c.num_kv_heads or c.num_heads, room, c.d_head or c.d_model // c.num_heads)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
     def project_memory(self, memory_BSD: jax.Array, memory_places: Places) -> tuple[KVCache, ...]:
@@ -149,22 +154,35 @@ class Decoder(nn.Module):
         return tuple(layer.cross_attention.keys_values(memory_BSD, memory_places) for layer in self.layers)
 
     def step(
-        self, x_BWD: jax.Array, cache: DecoderCache, index: jax.Array, memory_places: Places | None = None
+        self,
+        x_BWD: jax.Array,
+        cache: DecoderCache,
+        index: jax.Array,
+        *,
+        part_BWL: jax.Array | None = None,
+        memory_places: Places | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
-        """The stack at the one position `index` of W texts a row; W = 1 without beams."""
-        # One row a text: (B W, G, L, K).
-        own_caches = jax.tree.map(lambda x: x.reshape(-1, *x.shape[-3:]), cache.self_attention)
-        query = Places.at(jnp.reshape(index, (1,)))
-        keys = Places.at(jnp.arange(own_caches[0].key.shape[2]))
-        own_pattern = Pattern(query, keys, causal=True, window=self.config.attention_window)
+        """The stack at the one position `index` of W texts a row; W = 1 without beams.
+
+        `part_BWL`: in which of the W parts of the cache each text has its token at each position; None: W = 1.
+        """
+        W = x_BWD.shape[1]
+        query, position_L = Places.at(jnp.reshape(index, (1,))), jnp.arange(cache.self_attention[0].key.shape[2] // W)
+        own_pattern = Pattern(query, Places.at(position_L), causal=True, window=self.config.attention_window)
+        if part_BWL is not None:
+            mine_BWWL = part_BWL[:, :, None] == jnp.arange(W)[None, None, :, None]
+            own_pattern = own_pattern.replace(
+                query=Places.at(jnp.broadcast_to(index, (W,))),
+                key=Places.at(jnp.tile(position_L, W)),
+                own_BTS=mine_BWWL.reshape(*mine_BWWL.shape[:2], -1),
+            )
         patterns = own_pattern, Pattern(query, memory_places) if self.has_encoder else None
         grown, bias = [], self.position_bias()
-        for layer, *layer_cache in zip(self.layers, own_caches, cache.cross_attention, strict=True):
+        for layer, *layer_cache in zip(self.layers, cache.self_attention, cache.cross_attention, strict=True):
             x_BWD, own = layer.step(x_BWD, layer_cache, index, patterns, bias)
             grown.append(own)
         x_BWD = self.final_norm(x_BWD) if self.config.norm_placement == "pre" else x_BWD
-        own_caches = jax.tree.map(lambda new, old: new.reshape(old.shape), tuple(grown), cache.self_attention)
-        return x_BWD, cache.replace(self_attention=own_caches)
+        return x_BWD, cache.replace(self_attention=tuple(grown))
 
 
 class EncoderDecoder(nn.Module):
@@ -221,29 +239,31 @@ class EncoderDecoder(nn.Module):
         """Logits (B, T, V) of the token after each of `target_BT`, given the encoder's output."""
         return self._decode(target_BT, Places.of(target_BT), memory_BSD, Places.of(source_BS), **mode)
 
-    def start_cache(self, source_BS: jax.Array, max_length: int, beam_size: int | None = None) -> DecoderCache:
-        """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`.
-
-        `beam_size`: W texts are written for each source; None: one.
-        """
+    def start_cache(self, source_BS: jax.Array, max_length: int, beam_size: int = 1) -> DecoderCache:
+        """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
         memory = self.decoder.project_memory(self.encode(source_BS), Places.of(source_BS))
         memory = jax.lax.optimization_barrier(memory)  # else XLA would lay it out anew in each step, not once
-        return DecoderCache(self.decoder.start_cache(_rows(source_BS.shape[0], beam_size), max_length), memory)
+        return DecoderCache(self.decoder.start_cache(source_BS.shape[0], max_length, beam_size), memory)
 
     def decode_step(
-        self, token: jax.Array, cache: DecoderCache, index: jax.Array, source_BS: jax.Array
+        self,
+        token: jax.Array,
+        cache: DecoderCache,
+        index: jax.Array,
+        source_BS: jax.Array,
+        *,
+        part_BWL: jax.Array | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
         """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache.
 
-        `token`: (B,), or (B, W) with beams; it stands at position `index`.
+        Args:
+          token: (B,), or with beams (B, W); it stands at position `index`, and its keys and values are kept in part w
+            of the cache.
+          part_BWL: with beams, in which part of the cache each text has its token at each position.
         """
         x_BWD = _embed_at(index, token, self.target_inputs)
-        x_BWD, cache = self.decoder.step(x_BWD, cache, index, Places.of(source_BS))
+        x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL, memory_places=Places.of(source_BS))
         return self.output(x_BWD).reshape(*token.shape, -1), cache
-
-
-def _rows(batch_size: int, beam_size: int | None) -> tuple[int, ...]:
-    return (batch_size,) if beam_size is None else (batch_size, beam_size)
 
 
 def _embed_at(index: jax.Array, token: jax.Array, inputs: Inputs) -> jax.Array:
@@ -301,15 +321,15 @@ class DecoderLM(nn.Module):
         target = Places.of(target_BT, segment_BT)
         return self.output(self.decoder(self.target_inputs(target_BT, target, **mode), target, **mode))
 
-    def start_cache(self, batch_size: int, max_length: int, beam_size: int | None = None) -> DecoderCache:
-        """The cache before the first of at most `max_length` calls of `decode_step`; `beam_size`: texts a row."""
-        own = self.decoder.start_cache(_rows(batch_size, beam_size), max_length)
+    def start_cache(self, batch_size: int, max_length: int, beam_size: int = 1) -> DecoderCache:
+        """The cache before the first of at most `max_length` calls of `decode_step`."""
+        own = self.decoder.start_cache(batch_size, max_length, beam_size)
         return DecoderCache(own, (None,) * len(own))
 
-    def decode_step(self, token: jax.Array, cache: DecoderCache, index: jax.Array) -> tuple[jax.Array, DecoderCache]:
-        """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache.
-
-        `token`: (B,), or (B, W) with beams; it stands at position `index`.
-        """
-        x_BWD, cache = self.decoder.step(_embed_at(index, token, self.target_inputs), cache, index)
+    def decode_step(
+        self, token: jax.Array, cache: DecoderCache, index: jax.Array, *, part_BWL: jax.Array | None = None
+    ) -> tuple[jax.Array, DecoderCache]:
+        """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache; as `EncoderDecoder`."""
+        x_BWD = _embed_at(index, token, self.target_inputs)
+        x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL)
         return self.output(x_BWD).reshape(*token.shape, -1), cache
