@@ -19,7 +19,7 @@ NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does n
 BLOCK = 128  # tokens of which `top_k_of_row` first takes the maximum
 
 # Beams -> (log_prob_BWV, cache): the log-probabilities, float32, of what may follow each live hypothesis; -inf for a
-# token that may not. It keeps in the cache what it wants to know of the last token of hypothesis w, in its part w.
+# token that may not. What it wants to know later of this step it keeps in the cache, which has W parts.
 StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
 
 

@@ -59,7 +59,7 @@ def repeat_heads(x_BSGK: jax.Array, query_BTHK: jax.Array) -> jax.Array:
 class KVCache:
     """Keys and values of one attention, (B, G, S, K) each; the position to write next is the caller's to keep.
 
-    All positions of a head lie side by side, as a decoding step reads them; those of W beams one after another.
+    All positions of a head lie side by side, as a decoding step reads them; with beams, W entries for each position.
     """
 
     key: jax.Array
@@ -71,15 +71,13 @@ class KVCache:
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def write(self, new: "KVCache", index: jax.Array) -> "KVCache":
-        """This cache with `new` (B, G, W, K) at position `index` of each of the W parts of its S."""
-
-        def write(old_BGSK: jax.Array, new_BGWK: jax.Array) -> jax.Array:
-            B, G, W, K = new_BGWK.shape
-            parts_BGWLK = old_BGSK.reshape(B, G, W, -1, K)
-            new_BGW1K = new_BGWK[:, :, :, None].astype(old_BGSK.dtype)
-            return jax.lax.dynamic_update_slice_in_dim(parts_BGWLK, new_BGW1K, index, axis=3).reshape(old_BGSK.shape)
-
-        return jax.tree.map(write, self, new)
+        """This cache with `new` (B, G, 1, K), or (B, G, W, K) with beams, at position `index`."""
+        first = index * new.key.shape[2]
+        return jax.tree.map(
+            lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x.astype(old.dtype), first, axis=2),
+            self,
+            new,
+        )
 
 
 class MultiHeadAttention(nn.Module):

@@ -97,11 +97,11 @@ class Encoder(nn.Module):
 class DecoderCache:
     """What decoding keeps between steps, one `KVCache` a layer.
 
-    With beams, W texts are written for each row, and the cache of self-attention has W parts. A text may have its
-    tokens in several of them: nothing is moved when beams change places, which would cost as much as half a step.
+    With beams, W texts are written for each row, and each position of self-attention has W entries. Which of them
+    belongs to a text is the caller's to keep, so that nothing need be moved when beams change places.
     """
 
-    self_attention: tuple[KVCache, ...]  # (B, G, W max_length, K): grows by a position a step; W = 1 without beams
+    self_attention: tuple[KVCache, ...]  # (B, G, max_length W, K): grows by a position a step; W = 1 without beams
     cross_attention: tuple[KVCache | None, ...]  # (B, G, S, K): the encoder's output, projected once a sentence
 
 
@@ -145,7 +145,7 @@ class Decoder(nn.Module):
                 f"learned positions end at max_length = {c.max_length}, got room for {max_length}; decode less, or use "
                 "another position scheme."
             )
-        room = beam_size * max_length
+        room = max_length * beam_size
         shape = (batch_size, c.num_kv_heads or c.num_heads, room, c.d_head or c.d_model // c.num_heads)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
@@ -164,17 +164,17 @@ class Decoder(nn.Module):
     ) -> tuple[jax.Array, DecoderCache]:
         """The stack at the one position `index` of W texts a row; W = 1 without beams.
 
-        `part_BWL`: in which of the W parts of the cache each text has its token at each position; None: W = 1.
+        `part_BWL`: which of the W entries that the cache has for each position is each text's own; None: W = 1.
         """
         W = x_BWD.shape[1]
         query, position_L = Places.at(jnp.reshape(index, (1,))), jnp.arange(cache.self_attention[0].key.shape[2] // W)
         own_pattern = Pattern(query, Places.at(position_L), causal=True, window=self.config.attention_window)
         if part_BWL is not None:
-            mine_BWWL = part_BWL[:, :, None] == jnp.arange(W)[None, None, :, None]
+            mine_BWLW = part_BWL[:, :, :, None] == jnp.arange(W)[None, None, None]
             own_pattern = own_pattern.replace(
                 query=Places.at(jnp.broadcast_to(index, (W,))),
-                key=Places.at(jnp.tile(position_L, W)),
-                own_BTS=mine_BWWL.reshape(*mine_BWWL.shape[:2], -1),
+                key=Places.at(jnp.repeat(position_L, W)),
+                own_BTS=mine_BWLW.reshape(*mine_BWLW.shape[:2], -1),
             )
         patterns = own_pattern, Pattern(query, memory_places) if self.has_encoder else None
         grown, bias = [], self.position_bias()
@@ -257,9 +257,9 @@ class EncoderDecoder(nn.Module):
         """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache.
 
         Args:
-          token: (B,), or with beams (B, W); it stands at position `index`, and its keys and values are kept in part w
-            of the cache.
-          part_BWL: with beams, in which part of the cache each text has its token at each position.
+          token: (B,), or with beams (B, W); it stands at position `index`, of whose entries in the cache it gets the
+            w-th.
+          part_BWL: with beams, which of the W entries of each position is each text's own.
         """
         x_BWD = _embed_at(index, token, self.target_inputs)
         x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL, memory_places=Places.of(source_BS))
