@@ -3,7 +3,7 @@
 Data      WMT14 En-De, 4.5 million pairs, prepared once by TFDS as ArrayRecord (that step needs TensorFlow)
 Hardware  the paper: 8 P100 GPUs, 3.5 days for 300,000 steps
 Expected  the paper: 28.4 BLEU (tokenised) with the last 20 checkpoints averaged, beam 4, alpha 0.6. Not yet measured
-          here: this version decodes greedily
+          here
 Command   python train.py --config=big --workdir=runs/big
 """
 
@@ -15,4 +15,5 @@ def get_config():
     config.model.update(d_model=1024, num_heads=16, d_ff=4096, dropout=0.3)
     config.data.update(dataset="wmt14_translate/de-en", source_language="en", tokenizer="bpe")
     config.train.update(num_steps=300_000, keep_newest=20, average="last:20")
+    config.decode.update(method="beam")
     return config

@@ -92,22 +92,33 @@ def score(arguments: Sequence[str]) -> int:
 
 
 def translate(arguments: Sequence[str]) -> int:
-    """Reads lines, writes as many."""
-    request = commands.parse_text(arguments, "translate")
+    """Reads lines, writes as many, or so many for each."""
+    request = commands.parse_translate(arguments)
     from flaxformer_lite import runtime
 
     runtime.start()
     from flaxformer_lite import translate
 
-    translator = translate.load(request.workdir, **request.model)  # before it waits for input that it could not use
+    translator = translate.load(request.workdir, **request.model, **request.decode)  # before it waits for useless input
+    if request.n_best:
+        translator.n_best([], request.n_best)  # so is a number that it could not write
     lines = command_line.read_lines(request.input)
-    command_line.write_lines(request.output, translator(lines))
+    prefixes = None if request.prefix is None else [request.prefix] * len(lines)
+    if request.n_best:
+        written = [
+            f"{number}\t{score:.6f}\t{text}"
+            for number, found in enumerate(translator.n_best(lines, request.n_best, prefixes), start=1)
+            for text, score in found
+        ]
+    else:
+        written = translator(lines, prefixes)
+    command_line.write_lines(request.output, written)
     return 0
 
 
 def classify(arguments: Sequence[str]) -> int:
     """Reads lines, writes the class of each."""
-    request = commands.parse_text(arguments, "classify")
+    request = commands.parse_classify(arguments)
     from flaxformer_lite import runtime
 
     runtime.start()

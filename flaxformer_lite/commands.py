@@ -41,8 +41,20 @@ class ScoreRequest(NamedTuple):
     resampling: dict[str, int]  # `bootstrap` and `seed`, if they were given
 
 
-class TextRequest(NamedTuple):
-    """What `translate` or `classify` was asked to do; no path means standard input or output."""
+class TranslateRequest(NamedTuple):
+    """What `translate` was asked to do; no path means standard input or output."""
+
+    workdir: Path
+    input: Path | None
+    output: Path | None
+    prefix: str | None
+    n_best: int | None
+    decode: dict[str, object]  # fields of DecodeConfig that were given
+    model: dict[str, str]  # `average` and `parameters`, if they were given
+
+
+class ClassifyRequest(NamedTuple):
+    """What `classify` was asked to do; no path means standard input or output."""
 
     workdir: Path
     input: Path | None
@@ -147,18 +159,50 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
     return ScoreRequest(*files, _resampling(values))
 
 
-def parse_text(arguments: Sequence[str], command: str) -> TextRequest:
-    """Flags of `translate` and `classify`."""
+def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
+    """Flags of `translate`; a field of `decode` that is not given stays as the run has it."""
 
     def define(values: flags.FlagValues) -> None:
-        flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
-        flags.DEFINE_string("input", None, "UTF-8 text, one a line; default: standard input", flag_values=values)
-        flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
+        _define_paths(values)
+        flags.DEFINE_string(
+            "prefix", None, "what each translation begins with; no space at its end", flag_values=values
+        )
+        flags.DEFINE_integer(
+            "n_best",
+            None,
+            "so many translations of each line, best first: its number, the score and the translation, a tab between "
+            "each; goes with --method=beam",
+            lower_bound=1,
+            flag_values=values,
+        )
+        _define_decode(values)
         _define_model(values)
 
-    values = command_line.parse(arguments, define, usage=f"usage: {command} --workdir=W [--input=F] [--output=F]")
-    paths = [Path(path) if path else None for path in (values.input, values.output)]
-    return TextRequest(_required_workdir(values), *paths, _model(values))
+    usage = "usage: translate --workdir=W [--input=F] [--output=F] [--method=beam --beam_size=4 --n_best=N ...]"
+    values = command_line.parse(arguments, define, usage=usage)
+    _check_utf8("--prefix", values.prefix or "")
+    return TranslateRequest(*_paths(values), values.prefix, values.n_best, _decode_given(values), _model(values))
+
+
+def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:
+    """Flags of `classify`."""
+
+    def define(values: flags.FlagValues) -> None:
+        _define_paths(values)
+        _define_model(values)
+
+    values = command_line.parse(arguments, define, usage="usage: classify --workdir=W [--input=F] [--output=F]")
+    return ClassifyRequest(*_paths(values), _model(values))
+
+
+def _define_paths(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
+    flags.DEFINE_string("input", None, "UTF-8 text, one a line; default: standard input", flag_values=values)
+    flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
+
+
+def _paths(values: flags.FlagValues) -> tuple[Path, Path | None, Path | None]:
+    return _required_workdir(values), *(Path(path) if path else None for path in (values.input, values.output))
 
 
 def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
@@ -169,21 +213,38 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
         flags.DEFINE_string("prompt", "", "what each text begins with; no space at its end", flag_values=values)
         flags.DEFINE_integer("count", 1, "how many texts to write", lower_bound=1, flag_values=values)
         flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
-        flags.DEFINE_string("method", None, "greedy or sample", flag_values=values)
-        flags.DEFINE_float("temperature", None, "sample: what logits are divided by", flag_values=values)
-        flags.DEFINE_integer("top_k", None, "sample: only the k likeliest tokens", flag_values=values)
-        flags.DEFINE_float("top_p", None, "sample: only the likeliest tokens of this share", flag_values=values)
-        flags.DEFINE_integer("seed", None, "sample: of the draws", flag_values=values)
-        flags.DEFINE_integer("max_extra_length", None, "most tokens after the prompt", flag_values=values)
+        _define_decode(values)
         _define_model(values)
 
     usage = "usage: generate --workdir=W [--prompt=TEXT] [--count=N] [--method=sample --temperature=0.8 --seed=1 ...]"
     values = command_line.parse(arguments, define, usage=usage)
-    fields = ("method", "temperature", "top_k", "top_p", "seed", "max_extra_length")
-    decode = {name: values[name].value for name in fields if values[name].value is not None}
     output = Path(values.output) if values.output else None
     _check_utf8("--prompt", values.prompt)
-    return GenerateRequest(_required_workdir(values), values.prompt, values.count, decode, output, _model(values))
+    asked = _required_workdir(values), values.prompt, values.count, _decode_given(values), output
+    return GenerateRequest(*asked, _model(values))
+
+
+DECODE = {  # every field of DecodeConfig: how its flag is defined, and what --help says
+    "method": (flags.DEFINE_string, "greedy, sample or beam"),
+    "beam_size": (flags.DEFINE_integer, "beam: hypotheses that are kept"),
+    "alpha": (flags.DEFINE_float, "beam: of the length penalty; higher: longer texts"),
+    "temperature": (flags.DEFINE_float, "sample: what logits are divided by"),
+    "top_k": (flags.DEFINE_integer, "sample: only the k likeliest tokens"),
+    "top_p": (flags.DEFINE_float, "sample: only the likeliest tokens of this share"),
+    "seed": (flags.DEFINE_integer, "sample: of the draws"),
+    "max_extra_length": (flags.DEFINE_integer, "most tokens beyond those of the source or prompt"),
+    "min_length": (flags.DEFINE_integer, "fewest tokens of a text"),
+    "no_repeat_ngram": (flags.DEFINE_integer, "n: no n tokens in a row occur twice in a text"),
+}
+
+
+def _define_decode(values: flags.FlagValues) -> None:
+    for name, (define, text) in DECODE.items():
+        define(name, None, text, flag_values=values)
+
+
+def _decode_given(values: flags.FlagValues) -> dict[str, object]:
+    return {name: values[name].value for name in DECODE if values[name].value is not None}
 
 
 PLOTS = ("attention", "positions", "schedule", "metrics")

@@ -180,7 +180,7 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         raise ValueError(f"config.{name}: expected {wanted}, got {value!r} ({type(value).__name__}).")
     if name in CHOICES and value not in CHOICES[name]:
         raise ValueError(f"config.{name}: {value!r} is not a choice{did_you_mean(value, CHOICES[name])}")
-    if name in LOWEST and value < LOWEST[name]:
+    if name in LOWEST and not value >= LOWEST[name]:  # NaN is neither
         raise ValueError(f"config.{name}: expected {LOWEST[name]} or more, got {value}.")
     if name in HIGHEST and value > HIGHEST[name]:
         raise ValueError(f"config.{name}: expected {HIGHEST[name]} or less, got {value}.")

@@ -143,7 +143,7 @@ class Evaluator:
 
     def _write(self, params: dict) -> list[str]:
         """Texts that the language model makes of nothing, one if it always makes the same; `params` whole."""
-        prompts = [np.empty(0, np.int32)] * (1 if self._config.decode.method == "greedy" else SAMPLES)
+        prompts = [np.empty(0, np.int32)] * (SAMPLES if self._config.decode.method == "sample" else 1)
         return self._tokenizer.decode(self._decoder(params, prompts, between_batches=self._between_batches))
 
 

@@ -110,12 +110,16 @@ class TrainConfig:
 class DecodeConfig:
     """How texts are written."""
 
-    method: str = "greedy"  # 'greedy': the likeliest token; 'sample': drawn from what temperature, top_k, top_p leave
+    method: str = "greedy"  # 'greedy': the likeliest token; 'sample': drawn by temperature, top_k, top_p; 'beam': 6.1
+    beam_size: int = 4  # 'beam': hypotheses that are kept; section 6.1
+    alpha: float = 0.6  # 'beam': scores are divided by ((5 + length) / 6)^alpha (Wu 2016, equation 14); section 6.1
     temperature: float = 1.0  # 'sample': logits are divided by this; below 1 likely tokens become likelier
     top_k: int | None = None  # 'sample': only the k likeliest tokens (Fan 2018, section 5.4); None: all
     top_p: float | None = None  # 'sample': only the likeliest that make up this share (Holtzman 2020); None: all
     seed: int = 0  # 'sample': of the draws
     max_extra_length: int = 50  # most tokens beyond those of the source, or of the prompt; section 6.1
+    min_length: int = 0  # tokens before the end symbol may come, those of a prompt or prefix counted
+    no_repeat_ngram: int | None = None  # no n-gram of this length occurs twice in a text (Paulus 2018); None: any may
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +156,7 @@ CHOICES = {
     "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
     "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
-    "decode.method": ("greedy", "sample"),
+    "decode.method": ("greedy", "sample", "beam"),
     "parallel.mode": ("mesh", "pmap"),
 }
 OWN_TEXT = ("parallel_text", "plain_text", "labelled_text")  # values of data.dataset that read files
@@ -162,13 +166,16 @@ AT_LEAST_ONE = """
     model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length model.num_encoder_layers
     model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
     data.vocabulary_sample data.longest_line optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
-    train.eval_every
-    train.checkpoint_every train.keep_newest train.patience decode.top_k
+    train.eval_every train.checkpoint_every train.keep_newest train.patience decode.top_k decode.beam_size
+    decode.no_repeat_ngram
 """.split()
-AT_LEAST_ZERO = "train.keep_best train.decode_examples decode.max_extra_length data.seed train.seed decode.seed".split()
+AT_LEAST_ZERO = """
+    train.keep_best train.decode_examples decode.max_extra_length decode.min_length data.seed train.seed decode.seed
+""".split()
 LOWEST = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0), "model.num_classes": 2}
-LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8}
-HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {"decode.max_extra_length": 2**20}
+LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8, "decode.alpha": 0.0}
+HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {"decode.alpha": 100.0}
+HIGHEST |= dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20) | {"decode.beam_size": 1000}
 POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
 POSITIVE += ("decode.temperature", "decode.top_p")
 BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "train.ema_decay")
@@ -183,6 +190,7 @@ READ_IF = {
     **dict.fromkeys(
         [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")
     ),
+    **dict.fromkeys(("decode.beam_size", "decode.alpha"), ("decode.method", "beam")),
 }
 
 # What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for

@@ -5,11 +5,9 @@ writer = generate.load("runs/mine", method="sample", temperature=0.8, seed=1)
 print(writer(["Monday,"] * 3))
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from flaxformer_lite import config as config_lib
 from flaxformer_lite import trained
 
 
@@ -43,9 +41,4 @@ def load(workdir: str | Path, *, average: str | None = None, parameters: str | N
     """
     chosen = {"average": average, "parameters": parameters}
     run = trained.load(workdir, command="generate", architecture="decoder_lm", **chosen)
-    fields = config_lib.to_dict(run.config)
-    own = fields["decode"]
-    if decode.get("method", own["method"]) != own["method"]:  # then what the run says of draws is of the other method
-        own = {name: value for name, value in own.items() if f"decode.{name}" not in config_lib.READ_IF}
-    config = config_lib.resolve({**fields, "decode": {**own, **decode}})
-    return Writer(dataclasses.replace(run, config=config))
+    return Writer(trained.with_decode(run, decode))

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import flax.linen as nn
 import jax
 import numpy as np
 
+from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, parse_average, with_vocabulary
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -63,8 +64,8 @@ class Trained:
     label_names: list[str] | None  # of a classifier's classes
     origin: Origin = Origin(steps=(0,))
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One array of ids a text.
+    def encode(self, texts: Sequence[str], *, name: str = "text") -> list[np.ndarray]:
+        """One array of ids a text; `name`: what an error calls it.
 
         Raises:
           ValueError: a text has more tokens than the model takes; it is named by its number, counted from 1.
@@ -74,7 +75,7 @@ class Trained:
         for number, (text, ids) in enumerate(zip(texts, rows, strict=True), start=1):
             if len(ids) > longest:
                 raise ValueError(
-                    f"text {number}: {len(ids)} tokens, and the model takes at most {longest}; "
+                    f"{name} {number}: {len(ids)} tokens, and the model takes at most {longest}; "
                     f"split it into shorter sentences. It begins: {text[:60]!r}"
                 )
         return rows
@@ -168,6 +169,19 @@ def restore(
         steps, average = [checkpoints.best_step()], None
     parts, record = checkpoints.restore_average(steps, {part: shapes})
     return parts[part], record, Origin(tuple(steps), kind, average)
+
+
+def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:
+    """`run` with some fields of `DecodeConfig` in place of its own.
+
+    Raises:
+      ValueError: there is no such field, or its value is wrong.
+    """
+    fields = config_lib.to_dict(run.config)
+    own = fields["decode"]
+    if decode.get("method", own["method"]) != own["method"]:  # then what the run says of its own is of no use
+        own = {name: value for name, value in own.items() if f"decode.{name}" not in config_lib.READ_IF}
+    return dataclasses.replace(run, config=config_lib.resolve({**fields, "decode": {**own, **decode}}))
 
 
 def make_decoder(model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options) -> Decoder:

@@ -283,21 +283,21 @@ def test_a_query_that_may_attend_to_nothing_is_finite_and_so_are_its_gradients(a
 
 @pytest.mark.parametrize("index", [0, 2, 6])
 def test_writing_to_the_cache_changes_one_position_and_not_the_old_cache(index):
-    cache = KVCache(draw(0, B, S, H, K), draw(1, B, S, H, K))
-    new = KVCache(draw(2, B, 1, H, K), draw(3, B, 1, H, K))
+    cache = KVCache(draw(0, B, H, S, K), draw(1, B, H, S, K))
+    new = KVCache(draw(2, B, H, 1, K), draw(3, B, H, 1, K))
     written = cache.write(new, jnp.int32(index))
     for part in ("key", "value"):
         expected = getattr(cache, part).copy()
-        assert (expected[:, index] != getattr(new, part)[:, 0]).any()
-        expected[:, index] = getattr(new, part)[:, 0]
+        assert (expected[:, :, index] != getattr(new, part)[:, :, 0]).any()
+        expected[:, :, index] = getattr(new, part)[:, :, 0]
         np.testing.assert_array_equal(getattr(written, part), expected)
 
 
 def test_an_empty_cache_is_zeros_and_keeps_its_type_when_written_to():
-    cache = KVCache.empty((B, S, H, K), jnp.bfloat16)
-    assert cache.key.shape == cache.value.shape == (B, S, H, K)
+    cache = KVCache.empty((B, H, S, K), jnp.bfloat16)
+    assert cache.key.shape == cache.value.shape == (B, H, S, K)
     assert not cache.key.any() and not cache.value.any()
-    written = cache.write(KVCache(draw(0, B, 1, H, K), draw(1, B, 1, H, K)), jnp.int32(3))
+    written = cache.write(KVCache(draw(0, B, H, 1, K), draw(1, B, H, 1, K)), jnp.int32(3))
     assert written.key.dtype == written.value.dtype == jnp.bfloat16
 
 
@@ -306,6 +306,6 @@ def test_attending_with_keys_and_values_from_the_cache_is_attending_to_the_memor
     params, x, memory, attend = drawn(config)
     module = MultiHeadAttention(config)
     projected = module.apply({"params": params}, memory, PATTERN.key, method="keys_values")
-    assert projected.key.shape == projected.value.shape == (B, S, 2, K)
+    assert projected.key.shape == projected.value.shape == (B, 2, S, K)
     attended = module.apply({"params": params}, x, projected, PATTERN, method="attend")
     np.testing.assert_allclose(attended, attend(params, x, memory, PATTERN)[0], atol=1e-5)

@@ -10,12 +10,13 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite.command_line import find_config, load_config
 from flaxformer_lite.commands import (
     PLOTS,
+    parse_classify,
     parse_evaluate,
     parse_generate,
     parse_plot,
     parse_score,
-    parse_text,
     parse_train,
+    parse_translate,
 )
 from flaxformer_lite.config import DecodeConfig, differences, resolve
 
@@ -109,9 +110,7 @@ def test_too_few_resamples_or_a_seed_that_is_none_end_with_2_and_one_line(flag, 
     assert "bootstrap" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "parser", [parse_evaluate, parse_generate, lambda arguments: parse_text(arguments, "translate")]
-)
+@pytest.mark.parametrize("parser", [parse_evaluate, parse_generate, parse_translate, parse_classify])
 def test_every_command_on_a_run_takes_an_average_and_which_parameters(parser):
     assert parser(["--workdir=w"]).model == {}
     given = {"average": "best:3", "parameters": "raw"}
@@ -123,10 +122,15 @@ def test_every_command_on_a_run_takes_an_average_and_which_parameters(parser):
 
 
 def test_translating_and_classifying_read_and_write_files_or_the_standard_streams():
-    for command in ("translate", "classify"):
-        assert parse_text(["--workdir=w"], command) == (Path("w"), None, None, {})
-        request = parse_text(["--workdir=w", "--input=a", "--output=b"], command)
-        assert request == (Path("w"), Path("a"), Path("b"), {})
+    for parser in (parse_translate, parse_classify):
+        assert parser(["--workdir=w"])[:3] == (Path("w"), None, None)
+        assert parser(["--workdir=w", "--input=a", "--output=b"])[:3] == (Path("w"), Path("a"), Path("b"))
+
+
+def test_translating_takes_a_prefix_and_a_number_of_translations_and_is_as_the_run_has_it_unless_told():
+    assert parse_translate(["--workdir=w"])[3:] == (None, None, {}, {})
+    request = parse_translate(["--workdir=w", "--prefix=a b", "--n_best=3", "--method=beam", "--alpha=1"])
+    assert request[3:] == ("a b", 3, {"method": "beam", "alpha": 1.0}, {})
 
 
 def test_generating_writes_one_text_of_nothing_as_the_run_would_unless_told():
@@ -135,19 +139,28 @@ def test_generating_writes_one_text_of_nothing_as_the_run_would_unless_told():
     assert request == (Path("w"), "a b", 3, {}, Path("o"), {})
 
 
-def test_generating_takes_every_field_of_decoding_by_its_name_and_type():
+@pytest.mark.parametrize("parser", [parse_translate, parse_generate])
+def test_what_writes_takes_every_field_of_decoding_by_its_name_and_type(parser):
     values = {"method": "sample", "temperature": 0.5, "top_k": 7, "top_p": 0.75, "seed": 11, "max_extra_length": 0}
+    values |= {"beam_size": 3, "alpha": 0.25, "min_length": 5, "no_repeat_ngram": 2}
     assert values.keys() == {field.name for field in dataclasses.fields(DecodeConfig)}
     flags = [f"--{name}={value}" for name, value in values.items()]
-    assert parse_generate(["--workdir=w", *flags]).decode == values
+    assert parser(["--workdir=w", *flags]).decode == values
     for name, value in values.items():
-        assert parse_generate(["--workdir=w", f"--{name}={value}"]).decode == {name: value}
+        assert parser(["--workdir=w", f"--{name}={value}"]).decode == {name: value}
 
 
-@pytest.mark.parametrize("flag", ["--count=0", "--count=-1", "--count=two", "--top_k=1.5", "--temperature=hot"])
-def test_a_wrong_number_for_generating_ends_with_2_and_one_line(flag, capsys):
+@pytest.mark.parametrize(
+    ("parser", "flag"),
+    [
+        *((parse_generate, flag) for flag in ("--count=0", "--count=-1", "--count=two")),
+        *((parse_translate, flag) for flag in ("--n_best=0", "--n_best=-1", "--n_best=two")),
+        *((parser, flag) for parser in (parse_generate, parse_translate) for flag in ("--top_k=1.5", "--alpha=long")),
+    ],
+)
+def test_a_wrong_number_for_what_writes_ends_with_2_and_one_line(parser, flag, capsys):
     with pytest.raises(SystemExit) as caught:
-        parse_generate(["--workdir=w", flag])
+        parser(["--workdir=w", flag])
     assert caught.value.code == 2
     shown = capsys.readouterr()
     assert shown.out == "" and flag.partition("=")[0].strip("-") in shown.err and shown.err.count("\n") == 1
@@ -212,9 +225,7 @@ def test_help_for_plotting_shows_all_kinds(kind, capsys):
     assert all(each in shown for each in PLOTS) and "--output" in shown
 
 
-@pytest.mark.parametrize(
-    "parser", [parse_evaluate, parse_generate, lambda arguments: parse_text(arguments, "translate")]
-)
+@pytest.mark.parametrize("parser", [parse_evaluate, parse_generate, parse_translate, parse_classify])
 def test_a_command_on_a_run_without_its_folder_is_refused(parser):
     with pytest.raises(ValueError, match=r"^--workdir: expected the folder of a run, got nothing"):
         parser([])

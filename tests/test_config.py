@@ -47,6 +47,7 @@ OPTIONAL = {
     "train.patience": 3,
     "decode.top_k": 7,
     "decode.top_p": 0.9,
+    "decode.no_repeat_ngram": 3,
 }
 
 
@@ -89,7 +90,7 @@ def nested(**fields):
         ("data", dict(vocab_size=37000, tokens_per_batch=25000)),
         ("optim", dict(schedule="paper", learning_rate=1.0, warmup_steps=4000, b1=0.9, b2=0.98, eps=1e-9)),
         ("train", dict(num_steps=100_000, label_smoothing=0.1)),
-        ("decode", dict(max_extra_length=50)),
+        ("decode", dict(beam_size=4, alpha=0.6, max_extra_length=50)),
     ],
 )
 def test_the_defaults_are_the_base_model_of_the_paper(section, expected):
@@ -186,6 +187,7 @@ def test_only_the_choices_of_a_field_are_taken(name):
     ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0), ("model.pooling", "first"),
     ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5), ("decode.seed", 3),
     ("data.pretokenized", True),
+    ("decode.beam_size", 3), ("decode.alpha", 0.5),
 ])  # fmt: skip
 def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, value):
     section, field = name.split(".")
@@ -200,7 +202,7 @@ def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, v
 
 
 def test_every_field_that_is_read_only_sometimes_is_in_the_test_above():
-    assert len(config_lib.READ_IF) == 9
+    assert len(config_lib.READ_IF) == 11
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))

@@ -230,6 +230,24 @@ def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished
     assert translate.load(finished_run)(lines) == translated
 
 
+def test_translate_writes_several_translations_of_a_line_by_beam_search(finished_run, command, tmp_path):
+    lines = ["Monday, 3 June 2024", "", "12 kilometers"]
+    (tmp_path / "in.txt").write_text("\n".join(lines), encoding="utf-8")
+    words = ["translate", f"--workdir={finished_run}", f"--input={tmp_path / 'in.txt'}", "--method=beam"]
+    words += ["--beam_size=5", "--alpha=1", "--min_length=3", "--prefix=1"]
+    rows = [line.split("\t", 2) for line in lines_of(command(*words, "--n_best=3"))]
+    assert [number for number, _, _ in rows] == ["1"] * 3 + ["2"] + ["3"] * 3
+    assert rows[3] == ["2", "0.000000", ""]
+    for first in (0, 4):
+        scores = [float(score) for _, score, _ in rows[first : first + 3]]
+        assert scores == sorted(scores, reverse=True) and scores[0] < 0
+        assert all(text.startswith("1") for _, _, text in rows[first : first + 3])
+    best = [rows[0][2], "", rows[4][2]]
+    assert lines_of(command(*words)) == best
+    translator = translate.load(finished_run, method="beam", beam_size=5, alpha=1, min_length=3)
+    assert [text.replace("\n", " ") for text in translator(lines, ["1"] * 3)] == best != translator(lines)
+
+
 @pytest.mark.parametrize(
     ("module", "run"),
     [(translate, "finished_run"), (classify, "finished_classifier"), (generate, "finished_language_model")],

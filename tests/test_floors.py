@@ -32,6 +32,7 @@ FLOORS = {
     "model.layers": 5,
     "model.transformer": 6,
     "decoding.sampling": 0,
+    "decoding.beam": 0,
     "decoding.generate": 2,
     "data.tokenizer": 0,
     "data.ragged": 0,

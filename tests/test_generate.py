@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
-from flaxformer_lite.decoding.generate import Decoder, continue_text, make_pick, padded_length, translate
+from flaxformer_lite.decoding.generate import Decoder, best, continuation, make_pick, padded_length, translation
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 
@@ -52,6 +52,11 @@ def params(model):
     return drawn(model)
 
 
+def likeliest(logits_V):
+    """The likeliest token of those that a text may hold."""
+    return max(set(range(V)) - {PAD, BOS, UNK}, key=np.asarray(logits_V).item)
+
+
 @pytest.fixture(scope="module")
 def full_forward(model, params):
     """Ids of one source by the full forward alone: the likeliest next token, appended, and all of it again."""
@@ -62,8 +67,8 @@ def full_forward(model, params):
         source_1S = jnp.asarray(np.pad([*source, EOS], (0, MAX_LENGTH - len(source) - 1))[None])
         while len(source) and len(tokens) - 1 < min(len(source) + 1 + extra, MAX_LENGTH):
             target_1T = jnp.asarray(np.pad(tokens, (0, MAX_LENGTH - len(tokens)))[None])
-            tokens.append(int(jnp.argmax(apply(source_1S, target_1T)[0, len(tokens) - 1])))
-            if tokens[-1] in (EOS, PAD):
+            tokens.append(likeliest(apply(source_1S, target_1T)[0, len(tokens) - 1]))
+            if tokens[-1] == EOS:
                 return tokens[1:-1]
         return tokens[1:]
 
@@ -146,7 +151,8 @@ class Scripted:
 
 def scripted(script, sources, *, extra, max_length):
     config, row_B = DecodeConfig(max_extra_length=extra), jnp.arange(len(sources))
-    return translate(Scripted(script), config, {}, jnp.asarray(sources), row_B, max_length=max_length).tolist()
+    task = translation(Scripted(script), config, {}, jnp.asarray(sources), row_B)
+    return best(task, config, max_length=max_length).tolist()
 
 
 def test_a_row_stops_at_its_end_symbol_and_is_padding_from_there_on():
@@ -193,8 +199,8 @@ def full_forward_of(model, params, prompts, extra):
         tokens = [BOS, *prompt.tolist()]
         while len(tokens) - 1 < min(len(prompt) + extra, MAX_LENGTH):
             target_1T = jnp.asarray(np.pad(tokens, (0, MAX_LENGTH - len(tokens)))[None])
-            tokens.append(int(jnp.argmax(apply(target_1T)[0, len(tokens) - 1])))
-            if tokens[-1] in (EOS, PAD):
+            tokens.append(likeliest(apply(target_1T)[0, len(tokens) - 1]))
+            if tokens[-1] == EOS:
                 return tokens[1:-1]
         return tokens[1:]
 
@@ -231,7 +237,8 @@ def test_the_cache_gives_the_tokens_of_the_full_forward_whatever_attention_is_ma
 def continued(script, prompts, *, extra, max_length, rows=None):
     row_B = jnp.arange(len(prompts)) if rows is None else jnp.asarray(rows)
     config, prompt_BP = DecodeConfig(max_extra_length=extra), jnp.asarray(prompts)
-    return continue_text(Scripted(script), config, {}, prompt_BP, row_B, max_length=max_length).tolist()
+    task = continuation(Scripted(script), config, {}, prompt_BP, row_B)
+    return best(task, config, max_length=max_length).tolist()
 
 
 def test_a_prompt_is_kept_whatever_the_model_would_have_written():
@@ -288,15 +295,18 @@ def test_what_is_drawn_for_a_text_depends_on_its_number():
 
 
 def test_a_row_draws_anew_for_every_token():
-    pick, alike_BV = make_pick(SAMPLED, jnp.arange(97)), jnp.zeros((97, V))
-    first, second, again = (pick(alike_BV, jnp.int32(index)).tolist() for index in (5, 6, 5))
+    pick, alike_BV, ids_BT = make_pick(SAMPLED, jnp.arange(97)), jnp.zeros((97, V)), jnp.zeros((97, 7), jnp.int32)
+    first, second, again = (pick(alike_BV, ids_BT, jnp.int32(index)).tolist() for index in (5, 6, 5))
     assert first == again != second
 
 
-def test_symbols_that_no_text_holds_are_never_drawn_but_the_end():
-    pick = make_pick(SAMPLED, jnp.arange(1009))
-    drawn = set(pick(jnp.zeros((1009, V)), jnp.int32(5)).tolist())
-    assert drawn == set(range(V)) - {PAD, BOS, UNK}
+def test_symbols_that_no_text_holds_are_never_written_but_the_end():
+    pick, ids_BT = make_pick(SAMPLED, jnp.arange(1009)), jnp.zeros((1009, 7), jnp.int32)
+    assert set(pick(jnp.zeros((1009, V)), ids_BT, jnp.int32(5)).tolist()) == set(range(V)) - {PAD, BOS, UNK}
+    falling_BV = jnp.broadcast_to(-jnp.arange(float(V)), (1009, V))
+    assert set(make_pick(GREEDY, jnp.arange(1009))(falling_BV, ids_BT, jnp.int32(5)).tolist()) == {EOS}
+    pick = make_pick(dataclasses.replace(GREEDY, min_length=6), jnp.arange(1009))
+    assert set(pick(falling_BV, ids_BT, jnp.int32(5)).tolist()) == {4}
 
 
 def test_drawing_from_the_likeliest_token_alone_is_greedy_decoding():

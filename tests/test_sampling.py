@@ -8,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.decoding.sampling import greedy, keep_top_k, keep_top_p, sample
+from flaxformer_lite.decoding.sampling import (
+    forbid,
+    force,
+    greedy,
+    keep_top_k,
+    keep_top_p,
+    no_early_end,
+    no_repeated_ngram,
+    sample,
+)
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -170,3 +179,51 @@ def test_a_temperature_of_one_changes_nothing_and_a_high_one_makes_all_tokens_al
     spread = [np.ptp(expected_frequencies(temperature=t)) for t in (0.5, 1.0, 3.0, 1e4)]
     assert spread == sorted(spread, reverse=True)
     assert np.abs(frequencies(temperature=1e4) - 1 / V).max() < 4 * math.sqrt((V - 1) / V**2 / DRAWS) + 1e-3
+
+
+# What may not come.
+
+
+def test_forbidden_tokens_get_no_probability_and_a_forced_one_gets_all_whatever_axes_there_are():
+    for logits in (LOGITS, LOGITS[:, None], LOGITS[None, :, None]):
+        logits = jnp.asarray(logits)
+        assert_keeps(forbid(logits, [1, 4]), logits, np.broadcast_to(~np.isin(np.arange(V), [1, 4]), logits.shape))
+        token = jnp.arange(5).reshape(logits.shape[:-1])
+        assert_keeps(force(logits, token), logits, np.arange(V) == np.asarray(token)[..., None])
+
+
+@pytest.mark.parametrize(("length", "kept"), [(0, False), (2, False), (3, True), (4, True)])
+def test_the_end_may_not_come_before_so_many_tokens(length, kept):
+    ended = no_early_end(jnp.asarray(LOGITS), jnp.int32(length), min_length=3, end=2)
+    assert_keeps(ended, LOGITS, np.broadcast_to((np.arange(V) != 2) | kept, LOGITS.shape))
+
+
+def test_the_end_may_come_early_where_nothing_else_is_left():
+    only_end = jnp.full((2, V), -jnp.inf).at[0, 2].set(-5.0).at[1, 2:4].set(-5.0)
+    ended = no_early_end(only_end, jnp.int32(0), min_length=3, end=2)
+    assert np.argwhere(np.isfinite(ended)).tolist() == [[0, 2], [1, 3]]
+
+
+def ends_a_known_ngram(text, token, n):
+    """Whether the last n tokens of `text` with `token` stand in `text` already."""
+    last = [*text, token][-n:]
+    return len(last) == n and any(text[i : i + n] == last for i in range(len(text) - n + 1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 12])
+def test_a_token_that_would_repeat_an_ngram_of_the_text_may_not_come(n):
+    rng = np.random.default_rng(n)
+    ids = rng.integers(0, 3, size=(2, 7, 11))  # of three tokens only, so that much repeats; after the text anything
+    logits = rng.normal(size=(2, 7, V)).astype(np.float32)
+    cut = jax.jit(functools.partial(no_repeated_ngram, n=n))
+    found = 0
+    for length in range(12):
+        expected = np.array(
+            [
+                [[ends_a_known_ngram(text[:length].tolist(), token, n) for token in range(V)] for text in row]
+                for row in ids
+            ]
+        )
+        assert_keeps(cut(jnp.asarray(logits), jnp.asarray(ids), jnp.int32(length)), logits, ~expected)
+        found += expected.sum()
+    assert (found > 0) == (n <= 5)

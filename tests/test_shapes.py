@@ -133,9 +133,9 @@ def test_decoding_token_by_token_with_a_cache_gives_the_logits_of_the_full_forwa
     for row, length in enumerate(TARGETS):
         np.testing.assert_allclose(logits[row, :length], full[row, :length], atol=2e-5)
     own, cross = jax.tree.leaves(cache.self_attention), jax.tree.leaves(cache.cross_attention)
-    assert {leaf.shape for leaf in own} == {(3, room, config.num_kv_heads or 6, 4)}
-    assert {leaf.shape for leaf in cross} == ({(3, S, config.num_kv_heads or 6, 4)} if encoded else set())
-    assert all((leaf[:, :steps] != 0).all() and (leaf[:, steps:] == 0).all() for leaf in own)
+    assert {leaf.shape for leaf in own} == {(3, config.num_kv_heads or 6, room, 4)}
+    assert {leaf.shape for leaf in cross} == ({(3, config.num_kv_heads or 6, S, 4)} if encoded else set())
+    assert all((leaf[:, :, :steps] != 0).all() and (leaf[:, :, steps:] == 0).all() for leaf in own)
 
 
 @pytest.mark.parametrize(("architecture", "position", "kind"), CASES)
@@ -160,7 +160,7 @@ def test_a_cache_has_no_room_for_positions_that_a_table_has_not(architecture):
     model, variables, _ = built(config)
     start = jnp.ones((1, 3), jnp.int32) if architecture == "encoder_decoder" else 1
     apply = functools.partial(model.apply, variables, start, method="start_cache")
-    assert jax.eval_shape(lambda: apply(config.max_length)).self_attention[0].key.shape[1] == config.max_length
+    assert jax.eval_shape(lambda: apply(config.max_length)).self_attention[0].key.shape[2] == config.max_length
     with pytest.raises(ValueError, match=r"^learned positions end at max_length = 5, got room for 6"):
         apply(config.max_length + 1)
 

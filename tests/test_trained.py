@@ -143,6 +143,51 @@ def test_eight_devices_write_what_one_does():
     assert one(["FGH"] * 13) == eight(["FGH"] * 13)
 
 
+BEAM = {"method": "beam", "beam_size": 3}
+
+
+def test_a_translation_begins_with_the_prefix_of_its_text_by_every_method():
+    prefixes = ["", "FG", "KKK"] * 5 + ["", "Z"]
+    for decode in ({}, BEAM):
+        translator = translate.Translator(run_of("encoder_decoder", **decode))
+        answers = translator(TEXTS, prefixes)
+        assert all(answer.startswith(prefix) for answer, prefix in zip(answers, prefixes, strict=True))
+        assert answers != translator(TEXTS)
+        assert translator(["", *TEXTS[:2]], ["FG"] * 3)[0] == ""
+
+
+def test_prefixes_are_refused_where_they_are_not_one_a_text_or_too_long():
+    translator = translate.Translator(run_of("encoder_decoder"))
+    with pytest.raises(ValueError, match=r"^prefixes: expected one a text, 2, got 1; '' is none"):
+        translator(TEXTS[:2], ["F"])
+    with pytest.raises(ValueError, match=rf"^prefix 2: {LONGEST} tokens, and the model takes at most {LONGEST - 1}"):
+        translator(TEXTS[:2], ["F", "F" * LONGEST])
+
+
+def test_the_best_of_several_translations_is_the_translation_and_scores_fall():
+    translator = translate.Translator(run_of("encoder_decoder", **BEAM))
+    found = translator.n_best(["", *TEXTS], 3)
+    assert [row[0][0] for row in found] == translator(["", *TEXTS])
+    assert found[0] == [("", 0.0)]
+    for row in found[1:]:
+        scores = [score for _, score in row]
+        assert len({text for text, _ in row}) == 3 and scores == sorted(scores, reverse=True) and scores[0] < 0
+    assert [row[:2] for row in found] == [row[:2] for row in translator.n_best(["", *TEXTS], 2)]
+
+
+def test_fields_of_decoding_replace_those_of_the_run_and_what_belongs_to_another_method_goes():
+    sampled = Config(decode=DecodeConfig(method="sample", temperature=2.0, seed=7, max_extra_length=EXTRA))
+    run = dataclasses.replace(run_of("encoder_decoder"), config=sampled)
+    assert trained.with_decode(run, {}).config == run.config
+    changed = trained.with_decode(run, {"method": "beam", "alpha": 1.0}).config.decode
+    assert changed == DecodeConfig(method="beam", alpha=1.0, max_extra_length=EXTRA)
+    assert trained.with_decode(run, {"seed": 8}).config.decode == dataclasses.replace(run.config.decode, seed=8)
+    with pytest.raises(ValueError, match=r"^config\.decode\.alpha: goes with decode.method='beam' only"):
+        trained.with_decode(run, {"alpha": 1.0})
+    with pytest.raises(ValueError, match=r"^config\.decode\.beam: there is no such field"):
+        trained.with_decode(run, {"beam": 4})
+
+
 # Which parameters of a run.
 
 

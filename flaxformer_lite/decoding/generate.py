@@ -1,8 +1,8 @@
-"""Writing token by token: a model, its cache and the rule that picks the next token, in one jitted loop."""
+"""Writing token by token: a model, its cache and the method that picks the tokens, in one jitted loop."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,27 +11,97 @@ import numpy as np
 
 from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, cut_at_end, pad_rows
-from flaxformer_lite.decoding import sampling
+from flaxformer_lite.decoding import beam, sampling
 
-Pick = Callable[[jax.Array, jax.Array], jax.Array]  # (logits_BV, index) -> token_B
+NextLogits = Callable[..., tuple[jax.Array, Any]]
+Pick = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (logits_BV, ids_BT, index) -> token_B
 
 
-def write(
-    next_logits: Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]],
-    cache: Any,
-    pick: Pick,
-    *,
-    prompt_BP: jax.Array,
-    limit_B: jax.Array,
-    max_length: int,
-) -> jax.Array:
-    """Picks tokens one after another until every row has ended: (B, max_length) ids, then padding.
+class Task(NamedTuple):
+    """What a model is to write for a batch, whatever the method."""
+
+    next_logits: NextLogits  # (tokens (B,) or (B, W), cache, index, part_BWL=) -> (logits (..., V), cache)
+    start_cache: Callable[..., Any]  # (max_length), for one text a row, or (max_length, W)
+    prompt_BP: jax.Array  # ids that a row begins with, then padding
+    limit_B: jax.Array  # tokens at which a row ends without an end symbol; 0: an unused row
+    row_B: jax.Array  # a number for each row, which its random draws depend on
+
+
+def translation(
+    model: nn.Module,
+    config: DecodeConfig,
+    params: dict,
+    source_BS: jax.Array,
+    row_B: jax.Array,
+    prefix_BP: jax.Array | None = None,
+) -> Task:
+    """What an encoder-decoder is to write for each source.
 
     Args:
-      next_logits: (token_B, cache, index) -> (logits_BV, cache), for the token that stands at position `index`.
-      prompt_BP: ids that a row begins with, then padding.
-      limit_B: tokens at which a row ends without an end symbol; 0: an unused row.
+      source_BS: ids that end with the end symbol and then padding. A row of padding alone gives an empty row.
+      prefix_BP: ids that a translation begins with, then padding.
+
+    A row stops at the latest `config.max_extra_length` tokens after its source, or prefix if that is longer; 6.1.
     """
+    apply = functools.partial(model.apply, {"params": params})
+    prompt_BP = jnp.zeros((source_BS.shape[0], 0), jnp.int32) if prefix_BP is None else prefix_BP
+    source_B, prompt_B = ((ids != PAD).sum(axis=1) for ids in (source_BS, prompt_BP))
+    limit_B = jnp.maximum(source_B, prompt_B) + config.max_extra_length
+    return Task(
+        lambda token, cache, index, **beams: apply(token, cache, index, source_BS, method="decode_step", **beams),
+        lambda *room: apply(source_BS, *room, method="start_cache"),
+        prompt_BP,
+        jnp.where(source_B > 0, limit_B, 0),
+        row_B,
+    )
+
+
+def continuation(model: nn.Module, config: DecodeConfig, params: dict, prompt_BP: jax.Array, row_B: jax.Array) -> Task:
+    """What a language model is to write after each prompt, the prompt included.
+
+    Args:
+      prompt_BP: ids and then padding; a row of padding alone begins from nothing.
+      row_B: -1 leaves the row empty.
+
+    A row stops at the latest `config.max_extra_length` tokens after its prompt.
+    """
+    apply = functools.partial(model.apply, {"params": params})
+    limit_B = (prompt_BP != PAD).sum(axis=1) + config.max_extra_length
+    return Task(
+        lambda token, cache, index, **beams: apply(token, cache, index, method="decode_step", **beams),
+        lambda *room: apply(prompt_BP.shape[0], *room, method="start_cache"),
+        prompt_BP,
+        jnp.where(row_B >= 0, limit_B, 0),
+        row_B,
+    )
+
+
+def constrain(config: DecodeConfig, logits: jax.Array, ids: jax.Array, index: jax.Array) -> jax.Array:
+    """`logits` (..., V) with -inf for what may not follow the first `index` of `ids` (..., T), whatever the method."""
+    logits = sampling.forbid(logits, [PAD, BOS, UNK])  # no text holds them
+    if config.no_repeat_ngram is not None:
+        logits = sampling.no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram)
+    if config.min_length:
+        logits = sampling.no_early_end(logits, index, min_length=config.min_length, end=EOS)
+    return logits
+
+
+def make_pick(config: DecodeConfig, row_B: jax.Array) -> Pick:
+    """The rule of 'greedy' or 'sample'; draws are a function of (config.seed, index of the token, row)."""
+    options = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+    key = jax.random.key(config.seed)
+
+    def pick(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
+        logits_BV = constrain(config, logits_BV, ids_BT, index)
+        if config.method == "greedy":
+            return sampling.greedy(logits_BV)
+        return sampling.sample(logits_BV, jax.random.fold_in(key, index), row_B, **options)
+
+    return pick
+
+
+def write(task: Task, pick: Pick, *, max_length: int) -> jax.Array:
+    """Picks tokens one after another until every row has ended: (B, max_length) ids, then padding."""
 
     def unfinished(state: tuple) -> jax.Array:
         index, _, ended_B, _, _ = state
@@ -39,77 +109,59 @@ def write(
 
     def one_token(state: tuple) -> tuple:
         index, token_B, ended_B, output_BT, cache = state
-        logits_BV, cache = next_logits(token_B, cache, index)
-        given_B = jax.lax.dynamic_index_in_dim(prompt_BT, index, axis=1, keepdims=False)
-        token_B = jnp.where(given_B != PAD, given_B, pick(logits_BV, index))
+        logits_BV, cache = task.next_logits(token_B, cache, index)
+        given_B = _given(task, index)
+        token_B = jnp.where(given_B != PAD, given_B, pick(logits_BV, output_BT, index))
         token_B = jnp.where(ended_B, PAD, token_B)
         output_BT = jax.lax.dynamic_update_slice_in_dim(output_BT, token_B[:, None], index, axis=1)
-        ended_B = ended_B | (token_B == EOS) | (index + 1 >= limit_B)
+        ended_B = ended_B | (token_B == EOS) | (index + 1 >= task.limit_B)
         return index + 1, token_B, ended_B, output_BT, cache
 
-    batch, prompt_length = prompt_BP.shape
-    prompt_BT = jnp.pad(prompt_BP, ((0, 0), (0, max_length - prompt_length)), constant_values=PAD)
-    start_B = jnp.full((batch,), BOS, jnp.int32)
-    empty_BT = jnp.full((batch, max_length), PAD, jnp.int32)
-    return jax.lax.while_loop(unfinished, one_token, (jnp.int32(0), start_B, limit_B <= 0, empty_BT, cache))[3]
+    start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
+    empty_BT = jnp.full((start_B.shape[0], max_length), PAD, jnp.int32)
+    start = jnp.int32(0), start_B, task.limit_B <= 0, empty_BT, task.start_cache(max_length)
+    return jax.lax.while_loop(unfinished, one_token, start)[3]
 
 
-def make_pick(config: DecodeConfig, row_B: jax.Array) -> Pick:
-    """The rule of `config.method`; draws are a function of (config.seed, index of the token, row)."""
-    if config.method == "greedy":
-        return lambda logits_BV, index: sampling.greedy(logits_BV)
-    options = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
-    key = jax.random.key(config.seed)
+def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) -> tuple[jax.Array, jax.Array]:
+    """The best texts of each row that beam search finds: ids (B, N, max_length), best first, and scores (B, N).
 
-    def pick(logits_BV: jax.Array, index: jax.Array) -> jax.Array:
-        logits_BV = logits_BV.at[:, np.array([PAD, BOS, UNK])].set(-jnp.inf)  # no text holds them
-        return sampling.sample(logits_BV, jax.random.fold_in(key, index), row_B, **options)
-
-    return pick
-
-
-def translate(
-    model: nn.Module, config: DecodeConfig, params: dict, source_BS: jax.Array, row_B: jax.Array, *, max_length: int
-) -> jax.Array:
-    """What an encoder-decoder writes for each source: (B, T) ids, then padding.
-
-    Args:
-      source_BS: ids that end with the end symbol and then padding. A row of padding alone gives an empty row.
-      row_B: a number for each row, which its random draws depend on.
-      max_length: T, at which every row stops, if not `config.max_extra_length` tokens after its source (section 6.1).
+    A score is the log-probability of the whole text, of a prompt too, over its length penalty; -inf: there are fewer.
+    The hypotheses of a row share what the encoder gave for it.
     """
-    variables = {"params": params}
-    length_B = (source_BS != PAD).sum(axis=1)
-    return write(
-        lambda token_B, cache, index: model.apply(variables, token_B, cache, index, source_BS, method="decode_step"),
-        model.apply(variables, source_BS, max_length, method="start_cache"),
-        make_pick(config, row_B),
-        prompt_BP=jnp.zeros((source_BS.shape[0], 0), jnp.int32),
-        limit_B=jnp.where(length_B > 0, length_B + config.max_extra_length, 0),
-        max_length=max_length,
-    )
+
+    def step(state: beam.Beams) -> tuple[jax.Array, Any]:
+        ids_BWT, index = state.live_BWT, state.index
+        last_BW = jax.lax.dynamic_index_in_dim(ids_BWT, jnp.maximum(index - 1, 0), axis=2, keepdims=False)
+        token_BW = jnp.where(index == 0, BOS, last_BW)
+        logits_BWV, cache = task.next_logits(token_BW, state.cache, index, part_BWL=state.part_BWT)
+        log_prob_BWV = jax.nn.log_softmax(logits_BWV)
+        allowed_BWV = constrain(config, log_prob_BWV, ids_BWT, index)
+        if task.prompt_BP.shape[1] == 0:
+            return allowed_BWV, cache
+        given_BW = jnp.broadcast_to(_given(task, index)[:, None], last_BW.shape)
+        forced_BWV = sampling.force(log_prob_BWV, given_BW)
+        return jnp.where((given_BW != PAD)[:, :, None], forced_BWV, allowed_BWV), cache
+
+    W, alpha = config.beam_size, config.alpha
+    wanted = beam.Search(beam_size=W, n_best=n_best, alpha=alpha, max_length=max_length, end=EOS)
+    return beam.beam_search(step, task.start_cache(max_length, W), task.limit_B, wanted)
 
 
-def continue_text(
-    model: nn.Module, config: DecodeConfig, params: dict, prompt_BP: jax.Array, row_B: jax.Array, *, max_length: int
-) -> jax.Array:
-    """What a language model writes after each prompt, the prompt included: (B, T) ids, then padding.
+def best(task: Task, config: DecodeConfig, *, max_length: int) -> jax.Array:
+    """What `config.method` writes: (B, max_length) ids, then padding."""
+    if config.method == "beam":
+        return search(task, config, n_best=1, max_length=max_length)[0][:, 0]
+    return write(task, make_pick(config, task.row_B), max_length=max_length)
 
-    Args:
-      prompt_BP: ids and then padding; a row of padding alone begins from nothing.
-      row_B: a number for each row, which its random draws depend on; -1 leaves the row empty.
-      max_length: T, at which every row stops, if not `config.max_extra_length` tokens after its prompt.
-    """
-    variables = {"params": params}
-    limit_B = (prompt_BP != PAD).sum(axis=1) + config.max_extra_length
-    return write(
-        lambda token_B, cache, index: model.apply(variables, token_B, cache, index, method="decode_step"),
-        model.apply(variables, prompt_BP.shape[0], max_length, method="start_cache"),
-        make_pick(config, row_B),
-        prompt_BP=prompt_BP,
-        limit_B=jnp.where(row_B >= 0, limit_B, 0),
-        max_length=max_length,
-    )
+
+def _given(task: Task, index: jax.Array) -> jax.Array:
+    """The token that each prompt has at `index`, (B,); padding where it has none."""
+    prompt_BP, P = task.prompt_BP, task.prompt_BP.shape[1]
+    if P == 0:
+        return jnp.full(task.limit_B.shape, PAD, jnp.int32)
+    token_B = jax.lax.dynamic_index_in_dim(prompt_BP, jnp.minimum(index, P - 1), axis=1, keepdims=False)
+    return jnp.where(index < P, token_B, PAD)
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -142,53 +194,99 @@ class Decoder:
         self._translates = model.config.architecture == "encoder_decoder"
         self.max_length = model.config.max_length
         self._compile_with = compile_with
-        self._compiled: dict[int, Callable] = {}
+        self._compiled: dict[tuple, Callable] = {}
 
     def __call__(
         self,
         params: dict,
         inputs: Sequence[np.ndarray],
         *,
+        prefixes: Sequence[np.ndarray] | None = None,
         between_batches: Callable[[], None] = lambda: None,
     ) -> list[np.ndarray]:
         """The output ids of each input, in the order of `inputs`; an empty source gives an empty output.
 
+        Args:
+          prefixes: of an encoder-decoder, what the output of each input begins with.
+
         Raises:
-          ValueError: an input does not fit into the model's `max_length` tokens with its end symbol.
+          ValueError: an input does not fit into the model's `max_length` tokens with its end symbol, or a prefix.
         """
-        for number, ids in enumerate(inputs):
-            if len(ids) >= self.max_length:
-                raise ValueError(
-                    f"input {number}: {len(ids)} tokens, the model takes at most {self.max_length - 1}; "
-                    "split it into shorter ones."
-                )
         outputs: list[np.ndarray] = [np.empty(0, np.int32)] * len(inputs)
+        for part, decoded_BT in self._batches(params, inputs, prefixes):
+            for i, row in zip(part, np.asarray(decoded_BT), strict=False):
+                outputs[i] = cut_at_end(row)
+            between_batches()
+        return outputs
+
+    def n_best(
+        self, params: dict, inputs: Sequence[np.ndarray], n: int, *, prefixes: Sequence[np.ndarray] | None = None
+    ) -> list[list[tuple[np.ndarray, float]]]:
+        """The n best outputs of each input with their scores, best first, by beam search; fewer if there are fewer.
+
+        An empty source has one output, the empty one, with the score 0.
+
+        Raises:
+          ValueError: as when called; or the method is not 'beam', or the beam holds fewer than n.
+        """
+        if self._config.method != "beam":
+            raise ValueError(
+                f"n_best: goes with decode.method='beam' only, and it is {self._config.method!r}; set that."
+            )
+        if not 1 <= n <= self._config.beam_size:
+            raise ValueError(
+                f"n_best: expected 1 to {self._config.beam_size} (decode.beam_size), got {n}; widen the beam for more."
+            )
+        outputs = [[(np.empty(0, np.int32), 0.0)] for _ in inputs]
+        for part, (decoded_BNT, score_BN) in self._batches(params, inputs, prefixes, n):
+            for i, rows, scores in zip(part, np.asarray(decoded_BNT), np.asarray(score_BN), strict=False):
+                exist = scores > beam.NONE
+                outputs[i] = [(cut_at_end(row), float(s)) for row, s in zip(rows[exist], scores[exist], strict=True)]
+        return outputs
+
+    def _batches(
+        self, params: dict, inputs: Sequence[np.ndarray], prefixes: Sequence[np.ndarray] | None, n: int | None = None
+    ) -> Iterator[tuple[list[int], Any]]:
+        """Batch by batch the numbers of its inputs, and what the jitted function returns."""
+        self._check("input", inputs, "split it into shorter ones")
+        self._check("prefix", prefixes or (), "shorten it")
         wanted = [i for i in range(len(inputs)) if len(inputs[i]) or not self._translates]
         order = sorted(wanted, key=lambda i: len(inputs[i]))
         for first in range(0, len(order), self._rows):
             part = order[first : first + self._rows]
-            length = padded_length(len(inputs[part[-1]]) + 1, self.max_length)
             unused = [np.empty(0, np.int32)] * (self._rows - len(part))
-            ids_BL = pad_rows([inputs[i] for i in part] + unused, length, end=self._translates)
-            row_B = np.array(part + [-1] * len(unused), np.int32)
-            batch = self._put(ids_BL), self._put(row_B)
-            decoded_BT = np.asarray(self._compiled_for(params, *batch)(params, *batch))
-            for i, row in zip(part, decoded_BT, strict=False):
-                outputs[i] = cut_at_end(row)
-            between_batches()
-        return outputs
+            batch = [self._padded([inputs[i] for i in part] + unused, end=self._translates)]
+            batch.append(np.array(part + [-1] * len(unused), np.int32))
+            if prefixes is not None:
+                batch.append(self._padded([prefixes[i] for i in part] + unused, end=False))
+            batch = [self._put(array) for array in batch]
+            yield part, self._compiled_for(params, batch, n)(params, *batch)
+
+    def _check(self, name: str, rows: Sequence[np.ndarray], advice: str) -> None:
+        for number, ids in enumerate(rows):
+            if len(ids) >= self.max_length:
+                raise ValueError(
+                    f"{name} {number}: {len(ids)} tokens, the model takes at most {self.max_length - 1}; {advice}."
+                )
+
+    def _padded(self, rows: list[np.ndarray], *, end: bool) -> np.ndarray:
+        longest = max(len(ids) for ids in rows)
+        return pad_rows(rows, padded_length(longest + 1, self.max_length), end=end)
 
     def _put(self, array: np.ndarray) -> jax.Array:
         if self._sharding is None:
             return jnp.asarray(array)
         return jax.make_array_from_callback(array.shape, self._sharding[0], lambda index: array[index])
 
-    def _compiled_for(self, params: dict, ids_BL: jax.Array, row_B: jax.Array) -> Callable:
-        length = ids_BL.shape[1]
-        if length not in self._compiled:
-            longest = min(self.max_length, length + self._config.max_extra_length)
-            method = translate if self._translates else continue_text
-            decode = functools.partial(method, self._model, self._config, max_length=longest)
+    def _compiled_for(self, params: dict, batch: list[jax.Array], n: int | None) -> Callable:
+        """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
+        key = (n, *(array.shape for array in batch))
+        if key not in self._compiled:
+            make_task = functools.partial(translation if self._translates else continuation, self._model, self._config)
+            longest = max(array.shape[1] for array in batch if array.ndim == 2)
+            method = best if n is None else functools.partial(search, n_best=n)
+            method = functools.partial(method, max_length=min(self.max_length, longest + self._config.max_extra_length))
+            decode = lambda params, *batch: method(make_task(params, *batch), self._config)  # noqa: E731
             jitted = jax.jit(decode, out_shardings=self._sharding and self._sharding[1])
-            self._compiled[length] = self._compile_with(lambda: jitted.lower(params, ids_BL, row_B).compile())
-        return self._compiled[length]
+            self._compiled[key] = self._compile_with(lambda: jitted.lower(params, *batch).compile())
+        return self._compiled[key]

@@ -1,7 +1,57 @@
-"""From logits to the next token: the likeliest one, or one drawn at random from the likely ones."""
+"""From logits to the next token: what may not come, and of the rest the likeliest one, or one drawn at random.
+
+What may not come gets the logit -inf. That part takes log-probabilities as well, and any axes before the last.
+"""
+
+import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+
+
+def forbid(logits: jax.Array, tokens: Sequence[int]) -> jax.Array:
+    """`logits` (..., V) with -inf for `tokens`."""
+    hits = [_ids_like(logits) == token for token in tokens]
+    return jnp.where(functools.reduce(jnp.logical_or, hits), -jnp.inf, logits)
+
+
+def force(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """`logits` (..., V) with -inf for all but `token` (...)."""
+    return jnp.where(_ids_like(logits) == token[..., None], logits, -jnp.inf)
+
+
+def no_early_end(logits: jax.Array, length: jax.Array, *, min_length: int, end: int) -> jax.Array:
+    """`logits` (..., V) with -inf for the end symbol after fewer than `min_length` tokens, unless nothing else is left.
+
+    `length`: the tokens so far.
+    """
+    others = forbid(logits, [end])
+    return jnp.where((length < min_length) & (others > -jnp.inf).any(axis=-1, keepdims=True), others, logits)
+
+
+def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int) -> jax.Array:
+    """`logits` (..., V) with -inf for every token that would end an n-gram which the text has already. Paulus 2018.
+
+    `ids` (..., T): the first `length` of them are the text so far.
+    """
+    starts = ids.shape[-1] - n + 1
+    if starts < 1:
+        return logits
+    written = length - jax.lax.broadcasted_iota(jnp.int32, (*ids.shape[:-1], starts), ids.ndim - 1)
+    again = written >= n  # the n-gram that starts there is in the text,
+    for i in range(n - 1):  # and begins with the last n - 1 tokens of the text
+        last = jax.lax.dynamic_index_in_dim(ids, length - n + 1 + i, axis=-1)  # no matter which, in a shorter text
+        again &= ids[..., i : i + starts] == last
+    V = logits.shape[-1]
+    token_XT = jnp.where(again, ids[..., n - 1 :], V).reshape(-1, starts)  # V: none
+    row_X1 = jnp.arange(token_XT.shape[0])[:, None]
+    return logits.reshape(-1, V).at[row_X1, token_XT].set(-jnp.inf, mode="drop").reshape(logits.shape)
+
+
+def _ids_like(logits: jax.Array) -> jax.Array:
+    """The id of each of `logits` (..., V), in their shape: a comparison that the compiler joins with what is around."""
+    return jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
 
 
 def greedy(logits_BV: jax.Array) -> jax.Array:

@@ -57,20 +57,24 @@ def repeat_heads(x_BSGK: jax.Array, query_BTHK: jax.Array) -> jax.Array:
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys and values of one attention, (B, S, G, K) each; the position to write next is the caller's to keep."""
+    """Keys and values of one attention, (B, G, S, K) each; the position to write next is the caller's to keep.
+
+    All positions of a head lie side by side, as a decoding step reads them; with beams, W entries for each position.
+    """
 
     key: jax.Array
     value: jax.Array
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: jnp.dtype) -> "KVCache":
-        """Zeros of `shape` (B, S, G, K)."""
+        """Zeros of `shape` (B, G, S, K)."""
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def write(self, new: "KVCache", index: jax.Array) -> "KVCache":
-        """This cache with `new` (B, 1, G, K) at position `index`."""
+        """This cache with `new` (B, G, 1, K), or (B, G, W, K) with beams, at position `index`."""
+        first = index * new.key.shape[2]
         return jax.tree.map(
-            lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x.astype(old.dtype), index, axis=1),
+            lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x.astype(old.dtype), first, axis=2),
             self,
             new,
         )
@@ -103,11 +107,15 @@ class MultiHeadAttention(nn.Module):
             self.relative = RelativeVectors(c)
 
     def keys_values(self, memory_BSD: jax.Array, places: Places) -> KVCache:
-        """What queries compare with and mix, (B, S, G, K) each; `places`: where the tokens of `memory_BSD` stand."""
+        """What queries compare with and mix; `places`: where the tokens of `memory_BSD` stand."""
+        return KVCache(*(jnp.swapaxes(x_BSGK, 1, 2) for x_BSGK in self._project(memory_BSD, places)))
+
+    def _project(self, memory_BSD: jax.Array, places: Places) -> tuple[jax.Array, jax.Array]:
+        """Keys and values, (B, S, G, K) each."""
         key_BSGK = self.key(memory_BSD)
         if self.among_itself:
             key_BSGK = rotate(key_BSGK, places.position_BL, self.config)
-        return KVCache(key_BSGK, self.value(memory_BSD))
+        return key_BSGK, self.value(memory_BSD)
 
     def attend(
         self,
@@ -115,28 +123,39 @@ class MultiHeadAttention(nn.Module):
         memory: KVCache,
         pattern: Pattern,
         bias: ScoreBias | None = None,
+        **mode,
+    ) -> jax.Array:
+        """Queries from `x_BTD` against keys and values already projected: (B, T, D)."""
+        projected = jnp.swapaxes(memory.key, 1, 2), jnp.swapaxes(memory.value, 1, 2)
+        return self._attend(x_BTD, projected, pattern, bias, **mode)
+
+    def _attend(
+        self,
+        x_BTD: jax.Array,
+        projected: tuple[jax.Array, jax.Array],
+        pattern: Pattern,
+        bias: ScoreBias | None,
         *,
         deterministic: bool = True,
         row_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Queries from `x_BTD` against keys and values already projected: (B, T, D)."""
         query_BTHK = self.query(x_BTD)
         if self.among_itself:
             query_BTHK = rotate(query_BTHK, pattern.query.position_BL, self.config)
             if self.config.position == "relative":
                 bias = self.relative.score_bias()
         why = self._wants_weights(deterministic)
-        backend = backends.choose(self.config.backend, query_BTHK, memory.key, pattern, bias, reference_only=why)
+        backend = backends.choose(self.config.backend, query_BTHK, projected[0], pattern, bias, reference_only=why)
         if backend != "reference":
-            return self.out(backends.attend(backend, query_BTHK, memory.key, memory.value, pattern, bias))
+            return self.out(backends.attend(backend, query_BTHK, *projected, pattern, bias))
         drop = lambda weights: self.drop(weights, deterministic=deterministic, row_B=row_B)  # noqa: E731
-        return self.out(self._reference(query_BTHK, memory, pattern, bias, drop=drop))
+        return self.out(self._reference(query_BTHK, projected, pattern, bias, drop=drop))
 
     def __call__(
         self, x_BTD: jax.Array, memory_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode
     ) -> jax.Array:
         """Attention from `x_BTD` to `memory_BSD` (the same array for self-attention): (B, T, D)."""
-        return self.attend(x_BTD, self.keys_values(memory_BSD, pattern.key), pattern, bias, **mode)
+        return self._attend(x_BTD, self._project(memory_BSD, pattern.key), pattern, bias, **mode)
 
     def _wants_weights(self, deterministic: bool) -> str | None:
         """Why the weights must exist as an array, if they must: only the reference makes one."""
@@ -153,10 +172,16 @@ class MultiHeadAttention(nn.Module):
         return self.among_itself and self.config.position == "relative" and self.config.relative_values
 
     def _reference(
-        self, query_BTHK: jax.Array, memory: KVCache, pattern: Pattern, bias: ScoreBias | None, *, drop: Callable
+        self,
+        query_BTHK: jax.Array,
+        projected: tuple[jax.Array, jax.Array],
+        pattern: Pattern,
+        bias: ScoreBias | None,
+        *,
+        drop: Callable,
     ) -> jax.Array:
         """Attention as the paper writes it, with all its weights at once: (B, T, H, K)."""
-        key_BSHK, value_BSHK = repeat_heads(memory.key, query_BTHK), repeat_heads(memory.value, query_BTHK)
+        key_BSHK, value_BSHK = (repeat_heads(x_BSGK, query_BTHK) for x_BSGK in projected)
         positions = pattern.query.position_BL, pattern.key.position_BL
         if self.config.attention == "additive":
             scores_BHTS = additive_scores(query_BTHK, key_BSHK, self.score_vector)

@@ -39,7 +39,7 @@ def choose(
 ) -> str:
     """The backend that `backend` ('auto' or a name) means for these arguments.
 
-    A single query, as in decoding, is the reference's whatever the name: its scores are one row.
+    Queries of a decoding step are the reference's whatever the name: their scores are few.
 
     Args:
       reference_only: why the weights must be kept, if they must.
@@ -49,7 +49,7 @@ def choose(
       ValueError: the backend that is named cannot do it.
     """
     T, S = query_BTHK.shape[1], key_BSGK.shape[1]
-    if backend == "reference" or T == 1:
+    if backend == "reference" or 1 in (T, pattern.query.position_BL.shape[1]) or pattern.own_BTS is not None:
         return "reference"
     platform = platform or _platform()
     if backend == "auto":

@@ -125,30 +125,30 @@ class DecoderLayer(nn.Module):
 
     def step(
         self,
-        x_B1D: jax.Array,
+        x_BWD: jax.Array,
         cache: tuple[KVCache, KVCache | None],
         index: jax.Array,
         patterns: tuple[Pattern, Pattern | None],
         bias: ScoreBias | None,
     ) -> tuple[jax.Array, KVCache]:
-        """The same for the one position `index`.
+        """The same for the one position `index` of W texts a row; W = 1 without beams.
 
         Args:
-          cache: keys and values of the tokens so far, and of the encoder's output.
+          cache: keys and values of the tokens so far, (B, G, L W, K), and of the encoder's output, (B, G, S, K).
           patterns: of self-attention over the cache, and of attention to the encoder's output.
 
         Returns:
-          (B, 1, D), and the cache of self-attention with one more position.
+          (B, W, D), and the cache of self-attention with one more position.
         """
         own, memory = cache
 
-        def attend(x_B1D: jax.Array) -> jax.Array:
+        def attend(x_BWD: jax.Array) -> jax.Array:
             nonlocal own
-            own = own.write(self.self_attention.keys_values(x_B1D, patterns[0].query), index)
-            return self.self_attention.attend(x_B1D, own, patterns[0], bias)
+            own = own.write(self.self_attention.keys_values(x_BWD, patterns[0].query), index)
+            return self.self_attention.attend(x_BWD, own, patterns[0], bias)
 
-        x_B1D = self.self_attention_residual(x_B1D, attend)
+        x_BWD = self.self_attention_residual(x_BWD, attend)
         if self.has_encoder:
             cross = lambda x: self.cross_attention.attend(x, memory, patterns[1])  # noqa: E731
-            x_B1D = self.cross_attention_residual(x_B1D, cross)
-        return self.feed_forward_residual(x_B1D, self.feed_forward), own
+            x_BWD = self.cross_attention_residual(x_BWD, cross)
+        return self.feed_forward_residual(x_BWD, self.feed_forward), own

@@ -45,6 +45,7 @@ class Pattern:
     key: Places
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     window: int | None = flax.struct.field(pytree_node=False, default=None)
+    own_BTS: jax.Array | None = None  # bool: of these keys alone, as in decoding with beams; None: of all
 
     def mask(self) -> jax.Array:
         """(B or 1, 1, T, S)."""
@@ -53,6 +54,8 @@ class Pattern:
             seen.append(causal(self.query.position_BL, self.key.position_BL))
         if self.window is not None:
             seen.append(window(self.query.position_BL, self.key.position_BL, self.window))
+        if self.own_BTS is not None:
+            seen.append(self.own_BTS[:, None])
         return combine(*seen)
 
 

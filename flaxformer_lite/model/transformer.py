@@ -101,10 +101,14 @@ class Encoder(nn.Module):
 
 @flax.struct.dataclass
 class DecoderCache:
-    """What decoding keeps between steps, one `KVCache` a layer."""
+    """What decoding keeps between steps, one `KVCache` a layer.
 
-    self_attention: tuple[KVCache, ...]  # (B, max_length, G, K): grows by a position a step
-    cross_attention: tuple[KVCache | None, ...]  # (B, S, G, K): the encoder's output, projected once a sentence
+    With beams, W texts are written for each row, and each position of self-attention has W entries. Which of them
+    belongs to a text is the caller's to keep, so that nothing need be moved when beams change places.
+    """
+
+    self_attention: tuple[KVCache, ...]  # (B, G, max_length W, K): grows by a position a step; W = 1 without beams
+    cross_attention: tuple[KVCache | None, ...]  # (B, G, S, K): the encoder's output, projected once a sentence
 
 
 class Decoder(nn.Module):
@@ -135,8 +139,8 @@ class Decoder(nn.Module):
             x_BTD = layer(x_BTD, pattern, bias, memory_BSD, cross, **mode)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
-    def start_cache(self, batch_size: int, max_length: int) -> tuple[KVCache, ...]:
-        """Empty caches of self-attention, one a layer, with room for `max_length` positions.
+    def start_cache(self, batch_size: int, max_length: int, beam_size: int) -> tuple[KVCache, ...]:
+        """Empty caches of self-attention, one a layer, with room for `max_length` positions of each beam.
 
         Raises:
           ValueError: learned positions have no vector for the last of them.
@@ -147,7 +151,8 @@ class Decoder(nn.Module):
                 f"learned positions end at max_length = {c.max_length}, got room for {max_length}; decode less, or use "
                 "another position scheme."
             )
-        shape = (batch_size, max_length, c.num_kv_heads or c.num_heads, c.d_head or c.d_model // c.num_heads)
+        room = max_length * beam_size
+        shape = (batch_size, c.num_kv_heads or c.num_heads, room, c.d_head or c.d_model // c.num_heads)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
     def project_memory(self, memory_BSD: jax.Array, memory_places: Places) -> tuple[KVCache, ...]:
@@ -155,19 +160,35 @@ class Decoder(nn.Module):
         return tuple(layer.cross_attention.keys_values(memory_BSD, memory_places) for layer in self.layers)
 
     def step(
-        self, x_B1D: jax.Array, cache: DecoderCache, index: jax.Array, memory_places: Places | None = None
+        self,
+        x_BWD: jax.Array,
+        cache: DecoderCache,
+        index: jax.Array,
+        *,
+        part_BWL: jax.Array | None = None,
+        memory_places: Places | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
-        """The stack at the one position `index`."""
-        query = Places.at(jnp.reshape(index, (1,)))
-        keys = Places.at(jnp.arange(cache.self_attention[0].key.shape[1]))
-        own_pattern = Pattern(query, keys, causal=True, window=self.config.attention_window)
+        """The stack at the one position `index` of W texts a row; W = 1 without beams.
+
+        `part_BWL`: which of the W entries that the cache has for each position is each text's own; None: W = 1.
+        """
+        W = x_BWD.shape[1]
+        query, position_L = Places.at(jnp.reshape(index, (1,))), jnp.arange(cache.self_attention[0].key.shape[2] // W)
+        own_pattern = Pattern(query, Places.at(position_L), causal=True, window=self.config.attention_window)
+        if part_BWL is not None:
+            mine_BWLW = part_BWL[:, :, :, None] == jnp.arange(W)[None, None, None]
+            own_pattern = own_pattern.replace(
+                query=Places.at(jnp.broadcast_to(index, (W,))),
+                key=Places.at(jnp.repeat(position_L, W)),
+                own_BTS=mine_BWLW.reshape(*mine_BWLW.shape[:2], -1),
+            )
         patterns = own_pattern, Pattern(query, memory_places) if self.has_encoder else None
         grown, bias = [], self.position_bias()
         for layer, *layer_cache in zip(self.layers, cache.self_attention, cache.cross_attention, strict=True):
-            x_B1D, own = layer.step(x_B1D, layer_cache, index, patterns, bias)
+            x_BWD, own = layer.step(x_BWD, layer_cache, index, patterns, bias)
             grown.append(own)
-        x_B1D = self.final_norm(x_B1D) if self.config.norm_placement == "pre" else x_B1D
-        return x_B1D, cache.replace(self_attention=tuple(grown))
+        x_BWD = self.final_norm(x_BWD) if self.config.norm_placement == "pre" else x_BWD
+        return x_BWD, cache.replace(self_attention=tuple(grown))
 
 
 class EncoderDecoder(nn.Module):
@@ -233,19 +254,36 @@ class EncoderDecoder(nn.Module):
         x_BTD = self._decode(target_BT, Places.of(target_BT), memory_BSD, Places.of(source_BS), **mode)
         return project(x_BTD, self.output(), self.config)
 
-    def start_cache(self, source_BS: jax.Array, max_length: int) -> DecoderCache:
+    def start_cache(self, source_BS: jax.Array, max_length: int, beam_size: int = 1) -> DecoderCache:
         """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
         memory = self.decoder.project_memory(self.encode(source_BS), Places.of(source_BS))
-        return DecoderCache(self.decoder.start_cache(source_BS.shape[0], max_length), memory)
+        memory = jax.lax.optimization_barrier(memory)  # else XLA would lay it out anew in each step, not once
+        return DecoderCache(self.decoder.start_cache(source_BS.shape[0], max_length, beam_size), memory)
 
     def decode_step(
-        self, token_B: jax.Array, cache: DecoderCache, index: jax.Array, source_BS: jax.Array
+        self,
+        token: jax.Array,
+        cache: DecoderCache,
+        index: jax.Array,
+        source_BS: jax.Array,
+        *,
+        part_BWL: jax.Array | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
-        """Logits (B, V) of the token after `token_B`, which stands at position `index`, and the grown cache."""
-        place = Places.at(jnp.reshape(index, (1,)))
-        x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)
-        x_B1D, cache = self.decoder.step(x_B1D, cache, index, Places.of(source_BS))
-        return project(x_B1D, self.output(), self.config)[:, 0], cache
+        """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache.
+
+        Args:
+          token: (B,), or with beams (B, W); it stands at position `index`, of whose entries in the cache it gets the
+            w-th.
+          part_BWL: with beams, which of the W entries of each position is each text's own.
+        """
+        x_BWD = _embed_at(index, token, self.target_inputs)
+        x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL, memory_places=Places.of(source_BS))
+        return project(x_BWD, self.output(), self.config).reshape(*token.shape, -1), cache
+
+
+def _embed_at(index: jax.Array, token: jax.Array, inputs: Inputs) -> jax.Array:
+    """Tokens (B,) or (B, W) that all stand at position `index`, as the decoder's input: (B, W, D)."""
+    return inputs(token.reshape(token.shape[0], -1), Places.at(jnp.reshape(index, (1,))), deterministic=True)
 
 
 class EncoderClassifier(nn.Module):
@@ -307,14 +345,15 @@ class DecoderLM(nn.Module):
         """What `project` makes logits of features with."""
         return self.output()
 
-    def start_cache(self, batch_size: int, max_length: int) -> DecoderCache:
+    def start_cache(self, batch_size: int, max_length: int, beam_size: int = 1) -> DecoderCache:
         """The cache before the first of at most `max_length` calls of `decode_step`."""
-        own = self.decoder.start_cache(batch_size, max_length)
+        own = self.decoder.start_cache(batch_size, max_length, beam_size)
         return DecoderCache(own, (None,) * len(own))
 
-    def decode_step(self, token_B: jax.Array, cache: DecoderCache, index: jax.Array) -> tuple[jax.Array, DecoderCache]:
-        """Logits (B, V) of the token after `token_B`, which stands at position `index`, and the grown cache."""
-        place = Places.at(jnp.reshape(index, (1,)))
-        x_B1D = self.target_inputs(token_B[:, None], place, deterministic=True)
-        x_B1D, cache = self.decoder.step(x_B1D, cache, index)
-        return project(x_B1D, self.output(), self.config)[:, 0], cache
+    def decode_step(
+        self, token: jax.Array, cache: DecoderCache, index: jax.Array, *, part_BWL: jax.Array | None = None
+    ) -> tuple[jax.Array, DecoderCache]:
+        """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache; as `EncoderDecoder`."""
+        x_BWD = _embed_at(index, token, self.target_inputs)
+        x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL)
+        return project(x_BWD, self.output(), self.config).reshape(*token.shape, -1), cache

@@ -51,7 +51,7 @@ def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: dict) 
 
 def left_out(split: Split) -> str:
     """' (3 too long and 0 empty left out)', or nothing where all are used."""
-    plan, lacking = split.plan, split.texts.incomplete
+    plan, lacking = split.plan, split.texts.incomplete if split.texts else 0
     also = f", {lacking} without one of the languages" if lacking else ""
     told = f" ({plan.too_long} too long and {plan.empty} empty left out{also})"
     return told if plan.too_long + plan.empty + lacking else ""

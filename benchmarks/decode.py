@@ -1,0 +1,165 @@
+"""Decoding speed at the size of the paper's base model, beside two engines: Marian in Transformers, and CTranslate2.
+
+Random weights, float32, 32 sentences of 20 source tokens, exactly 32 new tokens each, greedy and with a beam of 4. The
+runs of all engines are interleaved, so that whatever else the machine does meets all of them. Ours splits the batch
+over two CPU devices where --devices says so, CTranslate2 over two workers; Marian has all threads.
+
+    pip install -e '.[bench]' && python benchmarks/decode.py
+    python benchmarks/decode.py --only=ours
+"""
+
+import argparse
+import functools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+V, SENTENCES, SOURCE, NEW, BEAM = 16_000, 32, 20, 32, 4
+THREADS = os.cpu_count() or 1
+Engine = dict[int, Callable[[], int]]  # number of beams (1: greedy) -> decodes all sentences, returns how many tokens
+
+
+def sources() -> np.ndarray:
+    """The ids of every sentence, (SENTENCES, SOURCE), none of them a special symbol."""
+    return np.random.default_rng(0).integers(4, V, size=(SENTENCES, SOURCE)).astype(np.int32)
+
+
+def ours(devices: int) -> Engine:
+    """This package, each of `devices` CPU devices with its share of the sentences."""
+    import jax
+
+    from flaxformer_lite.config import DecodeConfig, ModelConfig
+    from flaxformer_lite.decoding.generate import Decoder
+    from flaxformer_lite.model.transformer import build_model
+    from flaxformer_lite.training import parallel
+
+    model, ids = build_model(ModelConfig(vocab_size=V)), sources()
+    mesh = parallel.make_mesh(devices)
+    init = jax.jit(model.init)
+    params = parallel.replicate(init(jax.random.key(0), ids[:1], ids[:1])["params"], mesh)
+
+    def decode(beams: int) -> Callable[[], int]:
+        method = {"method": "beam", "beam_size": beams} if beams > 1 else {"method": "greedy"}
+        config = DecodeConfig(min_length=NEW, max_extra_length=NEW - SOURCE - 1, **method)
+        decoder = Decoder(model, config, rows=SENTENCES, sharding=parallel.decoding_shardings(mesh))
+        return lambda: sum(len(row) for row in decoder(params, list(ids)))
+
+    return {beams: decode(beams) for beams in (1, BEAM)}
+
+
+def marian(folder: Path) -> Engine:
+    """`MarianMTModel.generate` with random weights of the same shape, saved in `folder` too."""
+    import torch
+    from transformers import MarianConfig, MarianMTModel
+
+    torch.manual_seed(0)
+    torch.set_num_threads(THREADS)
+    shape = {"d_model": 512, "max_position_embeddings": 256, "activation_function": "relu", "scale_embedding": True}
+    for side in ("encoder", "decoder"):
+        shape |= {f"{side}_layers": 6, f"{side}_attention_heads": 8, f"{side}_ffn_dim": 2048}
+    symbols = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    model = MarianMTModel(MarianConfig(vocab_size=V, tie_word_embeddings=True, **shape, **symbols)).eval()
+    model.save_pretrained(folder)
+    ids = torch.tensor(sources(), dtype=torch.long)
+
+    def decode(beams: int) -> int:
+        with torch.inference_mode():
+            output = model.generate(ids, num_beams=beams, do_sample=False, min_new_tokens=NEW, max_new_tokens=NEW)
+        return output[:, 1:].numel()
+
+    return {beams: functools.partial(decode, beams) for beams in (1, BEAM)}
+
+
+def ctranslate2(folder: Path) -> Engine:
+    """CTranslate2 with the weights that `marian` saved, float32, one thread for each of THREADS workers."""
+    import ctranslate2
+    from transformers import MarianTokenizer
+
+    write_vocabulary(folder)
+    MarianTokenizer(**{name: str(folder / file) for name, file in VOCABULARY.items()}).save_pretrained(folder)
+    converter = ctranslate2.converters.TransformersConverter(str(folder))
+    converted = converter.convert(str(folder / "converted"), force=True)
+    translator = ctranslate2.Translator(
+        converted, device="cpu", compute_type="float32", inter_threads=THREADS, intra_threads=1
+    )
+    texts = [[f"t{i}" for i in row] for row in sources()]
+
+    def decode(beams: int) -> int:
+        results = translator.translate_batch(
+            texts,
+            beam_size=beams,
+            min_decoding_length=NEW,
+            max_decoding_length=NEW,
+            max_batch_size=SENTENCES // THREADS,
+        )
+        return sum(len(result.hypotheses[0]) for result in results)
+
+    return {beams: functools.partial(decode, beams) for beams in (1, BEAM)}
+
+
+VOCABULARY = {"vocab": "vocab.json", "source_spm": "source.spm", "target_spm": "target.spm"}
+
+
+def write_vocabulary(folder: Path) -> None:
+    """A vocabulary of made-up tokens t4, t5, ..., for the converter wants one; and SentencePiece models unread."""
+    import json
+
+    import sentencepiece
+
+    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"t{i}" for i in range(4, V))]
+    (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
+    text = folder / "text.txt"
+    text.write_text("a b c d e f g h\n" * 9)
+    for side in ("source", "target"):
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text), model_prefix=str(folder / side), vocab_size=12, hard_vocab_limit=False, minloglevel=2
+        )
+        (folder / f"{side}.model").rename(folder / f"{side}.spm")
+
+
+def measure(engines: dict[str, Engine], repeats: int) -> dict[tuple[str, int], list[float]]:
+    """Seconds of each run, by engine and number of beams: in turn, after one run each that is not counted."""
+    seconds = {(name, beams): [] for beams in (1, BEAM) for name in engines}
+    for repeat in range(repeats + 1):
+        for (name, beams), times in seconds.items():
+            started = time.perf_counter()
+            tokens = engines[name][beams]()
+            taken = time.perf_counter() - started
+            if tokens != SENTENCES * NEW:
+                raise RuntimeError(f"{name}, {beams} beams: {tokens} tokens, expected {SENTENCES * NEW}")
+            if repeat:
+                times.append(taken)
+    return seconds
+
+
+def main() -> None:
+    """Prints a table: the median of each engine, its spread, tokens a second, and how often as fast as Marian."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each")
+    parser.add_argument("--only", choices=["ours"], help="this one alone")
+    parser.add_argument("--devices", type=int, default=1, help="CPU devices of ours")
+    arguments = parser.parse_args()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=" + str(
+        arguments.devices
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        engines = {"ours": ours(arguments.devices)}
+        if arguments.only is None:
+            engines |= {"Marian": marian(Path(folder)), "CTranslate2": ctranslate2(Path(folder))}
+        seconds = measure(engines, arguments.repeats)
+    print("| beams | engine | seconds: median (spread) | tokens a second | times Marian |")
+    print("| ---: | --- | --- | ---: | ---: |")
+    for (name, beams), times in seconds.items():
+        median = statistics.median(times)
+        ratio = f"{statistics.median(seconds['Marian', beams]) / median:.2f}" if "Marian" in engines else "-"
+        spread = f"{min(times):.2f} to {max(times):.2f}"
+        print(f"| {beams} | {name} | {median:.2f} ({spread}) | {SENTENCES * NEW / median:,.0f} | {ratio} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Beam search: the likeliest texts of a model by keeping the best few beginnings. Section 6.1; it knows no model.
+
+    W  hypotheses that are kept (the beam)      N  texts that are wanted      T  most tokens of a text
+
+Of all ways to go on by one token, the best W are looked at in each step. Those that end are finished texts; the best W
+that do not end live on. With a beam as wide as the number of beginnings that there are, this is exhaustive search.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+PAD = 0  # the token id that fills a row after its last token
+NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does not exist
+BLOCK = 128  # tokens of which `top_k_of_row` first takes the maximum
+
+# Beams -> (log_prob_BWV, cache): the log-probabilities, float32, of what may follow each live hypothesis; -inf for a
+# token that may not. What it wants to know later of this step it keeps in the cache, which has W parts.
+StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What is searched for."""
+
+    beam_size: int  # W
+    n_best: int  # N
+    alpha: float  # of the length penalty
+    max_length: int  # T
+    end: int  # the end symbol
+
+
+@flax.struct.dataclass
+class Beams:
+    """Where a search stands. A row whose texts are certain has no live hypotheses any more.
+
+    The cache never moves: `part_BWT` tells where the past of each hypothesis lies. Moving it would read and write all
+    of it for each token, a third of all the time that a search takes on a CPU.
+    """
+
+    index: jax.Array  # int32: the tokens of each live hypothesis
+    live_BWT: jax.Array  # int32: their ids, then padding
+    part_BWT: jax.Array  # int32: in whose part of the cache, 0 to W - 1, step t kept what it saw, t <= index
+    log_prob_BW: jax.Array  # float32: the sum of their tokens' log-probabilities
+    done_BNT: jax.Array  # int32: finished texts with their end symbol, best first, then padding
+    score_BN: jax.Array  # float32: their log-probabilities over their length penalties
+    cache: Any
+
+
+def length_penalty(length: jax.Array | float, alpha: float) -> jax.Array | float:
+    """((5 + length) / 6)^alpha: what the log-probability of so many tokens is divided by. Wu 2016, equation 14."""
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+def beam_search(step_fn: StepFn, cache: Any, limit_B: jax.Array, search: Search) -> tuple[jax.Array, jax.Array]:
+    """The N best texts of each row, best first: ids (B, N, T) with their end symbol, and scores (B, N).
+
+    The score of a text is its log-probability over the penalty of its length, the end symbol counted. Hypotheses that
+    reach their row's limit without an end symbol are cut there, and come after all texts that ended. Where there are
+    fewer than N, the rest is padding with the score -inf.
+
+    Args:
+      cache: what `step_fn` keeps between steps, one part for each of the W hypotheses of a row.
+      limit_B: most tokens of a row's texts, the end symbol counted; 0: an unused row.
+
+    Raises:
+      ValueError: alpha is negative, or more texts are wanted than the beam holds.
+    """
+    state = start(cache, limit_B, search)
+    state = advance(step_fn, state, limit_B, search, until=search.max_length)
+    return state.done_BNT, state.score_BN
+
+
+def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
+    """One live hypothesis a row, the empty one. Arguments and errors as in `beam_search`."""
+    if not search.alpha >= 0:
+        raise ValueError(f"alpha: expected 0 or more, got {search.alpha}; below 0 no bound would end the search.")
+    if not 1 <= search.n_best <= search.beam_size:
+        raise ValueError(f"n_best: expected 1 to {search.beam_size}, the size of the beam, got {search.n_best}.")
+    batch, (W, N, T) = limit_B.shape[0], (search.beam_size, search.n_best, search.max_length)
+    exists_BW = (jnp.arange(W) == 0)[None] & (limit_B > 0)[:, None]
+    return Beams(
+        index=jnp.int32(0),
+        live_BWT=jnp.full((batch, W, T), PAD, jnp.int32),
+        part_BWT=jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32)[None, :, None], (batch, W, T)),
+        log_prob_BW=jnp.where(exists_BW, jnp.float32(0), NONE),
+        done_BNT=jnp.full((batch, N, T), PAD, jnp.int32),
+        score_BN=jnp.full((batch, N), NONE, jnp.float32),
+        cache=cache,
+    )
+
+
+def advance(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search, *, until: int) -> Beams:
+    """The search after `until` tokens, or earlier if every row's texts are certain."""
+    limit_B = jnp.minimum(limit_B, search.max_length)
+    return jax.lax.while_loop(
+        lambda state: (state.index < until) & (state.log_prob_BW > NONE).any(),
+        lambda state: one_token(step_fn, state, limit_B, search),
+        state,
+    )
+
+
+def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search) -> Beams:
+    """Every live hypothesis goes on by one token, or ends."""
+    W, index, length = search.beam_size, state.index, state.index + 1
+    log_prob_BWV, cache = step_fn(state)
+    total_BWV = state.log_prob_BW[:, :, None] + log_prob_BWV
+    end_BW = total_BWV[:, :, search.end]
+    V = total_BWV.shape[-1]
+    on_BWV = jnp.where(jnp.arange(V)[None, None] == search.end, NONE, total_BWV)
+    on_BW, place_BW = top_k_of_row(on_BWV.reshape(-1, W * V), W)
+    parent_BW, token_BW = place_BW // V, place_BW % V
+
+    # Of all candidates, those that end and those that go on, the best W count: an end that is worse is dropped.
+    worst_B1 = jax.lax.top_k(jnp.concatenate([end_BW, on_BW], axis=1), W)[0][:, -1:]
+    end_BW = jnp.where(end_BW >= worst_B1, end_BW, NONE)
+    score_BW = end_BW / length_penalty(length, search.alpha)
+    ended_BWT = _write(state.live_BWT, jnp.full_like(token_BW, search.end), index)
+    done_BNT, score_BN = _best((state.done_BNT, state.score_BN), (ended_BWT, score_BW))
+
+    live_BWT = _write(_take(state.live_BWT, parent_BW), token_BW, index)
+    # Up to this step a hypothesis has the past of its parent; from the next one on it keeps its own in its own part.
+    past_1T = (jnp.arange(search.max_length) <= index)[None, None]
+    part_BWT = jnp.where(past_1T, _take(state.part_BWT, parent_BW), state.part_BWT)
+    at_limit_B1 = (length >= limit_B)[:, None]
+    cut_BW = jnp.where(at_limit_B1, on_BW / length_penalty(length, search.alpha), NONE)
+    done_BNT, score_BN = _fill((done_BNT, score_BN), (live_BWT, cut_BW))
+    over_B1 = ~(state.log_prob_BW > NONE).any(axis=1, keepdims=True)
+    done_BNT = jnp.where(over_B1[:, :, None], state.done_BNT, done_BNT)
+    score_BN = jnp.where(over_B1, state.score_BN, score_BN)
+
+    # When may a row stop? A log-probability never rises, and being negative, it is divided by a penalty that is at most
+    # that of the row's limit, as for alpha >= 0 longer texts have the larger penalty. So whatever a live hypothesis of
+    # log-probability s becomes, its score is at most s / penalty(limit). Once the N-th finished text is no worse than
+    # this bound for the best live one, nothing can change. (Stopping at the first N finished texts, or comparing with
+    # s / penalty(length so far), is not safe: a longer text may still overtake.)
+    bound_B1 = on_BW[:, :1] / length_penalty(limit_B, search.alpha)[:, None]
+    certain_B1 = at_limit_B1 | (score_BN[:, -1:] >= bound_B1)
+    on_BW = jnp.where(certain_B1, NONE, on_BW)
+    return Beams(length, live_BWT, part_BWT, on_BW, done_BNT, score_BN, cache)
+
+
+def top_k_of_row(x_BX: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k highest of each row, highest first, and where they stand: as `jax.lax.top_k`, and faster on long rows.
+
+    The k highest numbers stand in the k blocks with the highest maxima, so that only these are searched.
+    """
+    B, X = x_BX.shape
+    if BLOCK * (k + 1) >= X:
+        return jax.lax.top_k(x_BX, k)
+    x_BMX = jnp.pad(x_BX, ((0, 0), (0, -X % BLOCK)), constant_values=-jnp.inf).reshape(B, -1, BLOCK)
+    block_BK = jnp.sort(jax.lax.top_k(x_BMX.max(axis=-1), k)[1], axis=-1)  # sorted: of equals the first comes first
+    best_BK, place_BK = jax.lax.top_k(_take(x_BMX, block_BK).reshape(B, k * BLOCK), k)
+    return best_BK, _take(block_BK, place_BK // BLOCK) * BLOCK + place_BK % BLOCK
+
+
+def _take(x_BW: jax.Array, place_BK: jax.Array) -> jax.Array:
+    """Row by row the entries at the places: (B, K, ...)."""
+    return jnp.take_along_axis(x_BW, place_BK.reshape(*place_BK.shape, *[1] * (x_BW.ndim - 2)), axis=1, mode="clip")
+
+
+def _write(ids_BWT: jax.Array, token_BW: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(ids_BWT, token_BW[:, :, None].astype(jnp.int32), index, axis=2)
+
+
+def _best(done: tuple[jax.Array, jax.Array], new: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The N best of N done texts and some new ones; of equals, those that were there."""
+    ids_BXT, score_BX = (jnp.concatenate(parts, axis=1) for parts in zip(done, new, strict=True))
+    score_BN, place_BN = jax.lax.top_k(score_BX, done[1].shape[1])
+    return _take(ids_BXT, place_BN), score_BN
+
+
+def _fill(done: tuple[jax.Array, jax.Array], cut: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The N done texts, places that are free filled with those that were cut; both best first."""
+    ids_BXT, score_BX = (jnp.concatenate(parts, axis=1) for parts in zip(done, cut, strict=True))
+    place_BN = jnp.argsort(score_BX == NONE, axis=1, stable=True)[:, : done[1].shape[1]]
+    score_BN = _take(score_BX, place_BN)
+    return jnp.where((score_BN > NONE)[:, :, None], _take(ids_BXT, place_BN), PAD), score_BN

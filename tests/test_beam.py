@@ -1,0 +1,242 @@
+"""Beam search on tables of log-probabilities: against all texts that there are, and against its definition in lists."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_lite.decoding import beam
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+V, END, T = 5, 2, 4
+ALL = 113  # more than there are candidates in any step: 27 that end and 81 that go on
+
+
+@functools.cache
+def table(row):
+    """Log-probabilities of the next token after every text of at most T - 1 tokens, (T, texts, V); 0 never comes."""
+    logits = np.random.default_rng(row).normal(scale=1.5, size=(T, V ** (T - 1), V)).astype(np.float32)
+    logits[..., 0] = -np.inf
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def number(ids):
+    """Which text of its length this is."""
+    return sum(token * V**i for i, token in enumerate(ids))
+
+
+def penalty(length, alpha):
+    return ((5 + length) / 6) ** alpha
+
+
+def step_of(rows):
+    """A step function that knows what was written from its cache alone, part by part."""
+    tables_BTXV = jnp.asarray(np.stack([table(row) for row in rows]))
+
+    def step(state):
+        index = state.index
+        last_BW1 = jax.lax.dynamic_index_in_dim(state.live_BWT, jnp.maximum(index - 1, 0), axis=2)
+        last_BW1 = jnp.where(index > 0, last_BW1, 0)
+        cache_BWT = jax.lax.dynamic_update_slice_in_dim(state.cache, last_BW1, index, axis=2)
+        past_BWT = jnp.take_along_axis(cache_BWT, state.part_BWT, axis=1)  # a token stands where the next step put it
+        value_T = jnp.asarray([0, *(V**i for i in range(T - 1))]) * (jnp.arange(T) <= index)
+        number_BW = jnp.einsum("BWT,T->BW", past_BWT, value_T)
+        return jax.vmap(lambda table_TXV, number_W: table_TXV[index][number_W])(tables_BTXV, number_BW), cache_BWT
+
+    return step
+
+
+def searched(rows, limits, *, n_best, beam_size=ALL, alpha=0.6):
+    """What beam search finds in each row: a list of (text, score)."""
+    search = beam.Search(beam_size=beam_size, n_best=n_best, alpha=alpha, max_length=T, end=END)
+    run = jax.jit(lambda cache, limit_B: beam.beam_search(step_of(rows), cache, limit_B, search))
+    ids_BNT, score_BN = run(jnp.zeros((len(rows), beam_size, T), jnp.int32), jnp.asarray(limits))
+    assert ids_BNT.shape == (len(rows), n_best, T)
+    return [
+        [
+            ([int(token) for token in ids if token], float(score))
+            for ids, score in zip(*row, strict=True)
+            if score > -1e30
+        ]
+        for row in zip(ids_BNT, score_BN, strict=True)
+    ]
+
+
+def every_text(row, limit, alpha):
+    """All texts of a row with their scores, those with an end symbol first, best first."""
+    ended, cut = [], []
+
+    def go_on(ids, log_prob):
+        for token in range(1, V):
+            text, total = [*ids, token], log_prob + float(table(row)[len(ids), number(ids), token])
+            if token == END or len(text) == limit:
+                (ended if token == END else cut).append((text, total / penalty(len(text), alpha)))
+            else:
+                go_on(text, total)
+
+    if limit:
+        go_on([], 0.0)
+    return [item for part in (ended, cut) for item in sorted(part, key=lambda item: -item[1])]
+
+
+def by_definition(row, limit, *, beam_size, n_best, alpha):
+    """Beam search in lists, without stopping before the limit."""
+    live, ended = [([], 0.0)] * min(limit, 1), []
+    for length in range(1, limit + 1):
+        candidates = [
+            ([*ids, token], total + float(table(row)[len(ids), number(ids), token]))
+            for ids, total in live
+            for token in range(1, V)
+        ]
+        candidates.sort(key=lambda item: -item[1])
+        ended += [(ids, s / penalty(length, alpha)) for ids, s in candidates[:beam_size] if ids[-1] == END]
+        live = [item for item in candidates if item[0][-1] != END][:beam_size]
+    cut = [(ids, s / penalty(limit, alpha)) for ids, s in live]
+    return [item for part in (ended, cut) for item in sorted(part, key=lambda item: -item[1])][:n_best]
+
+
+def assert_same(found, expected):
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    np.testing.assert_allclose([score for _, score in found], [score for _, score in expected], atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_a_beam_wide_enough_finds_the_best_of_all_texts_in_their_order(alpha):
+    rows, limits = [0, 1, 2, 3, 4], [4, 1, 0, 3, 2]
+    found = searched(rows, limits, n_best=59, alpha=alpha)
+    assert [len(texts) for texts in found] == [59, 4, 0, 40, 13]
+    for row, limit, texts in zip(rows, limits, found, strict=True):
+        assert_same(texts, every_text(row, limit, alpha)[:59])
+
+
+def test_the_penalty_decides_which_text_is_best():
+    orders = [[text for text, _ in every_text(0, 4, alpha)[:7]] for alpha in (0.0, 0.6, 1.0)]
+    assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "n_best", "alpha"), [(1, 1, 0.6), (2, 1, 1.0), (2, 2, 0.0), (3, 2, 0.6), (7, 5, 1.0)]
+)
+def test_a_narrow_beam_finds_what_its_definition_finds_without_ever_stopping_early(beam_size, n_best, alpha):
+    rows, limits = list(range(11)), [4, 3, 2, 1, 4, 0, 4, 4, 4, 4, 4]
+    options = {"beam_size": beam_size, "n_best": n_best, "alpha": alpha}
+    expected = [by_definition(row, limit, **options) for row, limit in zip(rows, limits, strict=True)]
+    best = [every_text(row, limit, alpha)[:n_best] for row, limit in zip(rows, limits, strict=True)]
+    assert beam_size > 2 or any(a[0][0] != b[0][0] for a, b in zip(expected, best, strict=True) if a)
+    for texts, texts_by_definition in zip(searched(rows, limits, **options), expected, strict=True):
+        assert_same(texts, texts_by_definition)
+
+
+def test_a_row_finds_the_same_to_the_last_bit_whatever_shares_its_batch():
+    rows, limits = [5, 6, 7], [4, 2, 4]
+    together = searched(rows, limits, beam_size=3, n_best=3)
+    for row, limit, texts in zip(rows, limits, together, strict=True):
+        assert searched([row], [limit], beam_size=3, n_best=3) == [texts]
+        assert len(texts) == 3
+
+
+def test_a_beam_of_one_without_a_penalty_takes_the_likeliest_token_each_time():
+    rows = list(range(23))
+    greedy = []
+    for row in rows:
+        text = []
+        while len(text) < T and END not in text:
+            text.append(int(table(row)[len(text), number(text)].argmax()))
+        greedy.append(text)
+    assert len({len(text) for text in greedy}) > 2
+    found = searched(rows, [T] * 23, beam_size=1, n_best=1, alpha=0.0)
+    assert [text for ((text, _),) in found] == greedy
+
+
+def chain(log_probs, *, alpha, limit, beam_size=1):
+    """A search where one text goes on and on: token 3 has the log-probability, the end has the rest of it."""
+    go_on_L = jnp.asarray(log_probs, jnp.float32)
+    ends_L = jnp.log(-jnp.expm1(go_on_L))
+
+    def step(state):
+        row_V = jnp.full(V, -jnp.inf).at[3].set(go_on_L[state.index]).at[END].set(ends_L[state.index])
+        return jnp.broadcast_to(row_V, (*state.log_prob_BW.shape, V)), state.cache
+
+    search = beam.Search(beam_size=beam_size, n_best=1, alpha=alpha, max_length=limit, end=END)
+    limit_B = jnp.array([limit])
+    state = beam.start((), limit_B, search)
+    return jax.jit(lambda state: beam.advance(step, state, limit_B, search, until=limit))(state)
+
+
+def test_a_search_goes_on_while_a_longer_text_may_overtake_a_finished_one():
+    """The end and going on are as likely at first; then nothing more is lost until the end of a long text."""
+    length, limit, half = 13, 17, math.log(0.5)
+    log_probs = [half, *[-1e-30] * (length - 2), -80.0, *[-1e-30] * limit]
+    finished_first, longer = half / penalty(1, 1.0), half / penalty(length, 1.0)
+    assert longer > finished_first >= half / penalty(1, 1.0)  # so either of two simple rules would stop at once
+    state = chain(log_probs, alpha=1.0, limit=limit)
+    assert state.done_BNT[0, 0].tolist() == [3] * (length - 1) + [END] + [0] * (limit - length)
+    assert float(state.score_BN[0, 0]) == pytest.approx(longer, rel=1e-5)
+
+
+def test_a_search_ends_as_soon_as_no_live_hypothesis_can_overtake():
+    sure, limit = math.log1p(-1e-6), 97
+    state = chain([math.log(0.01)] + [sure] * limit, alpha=0.6, limit=limit)
+    assert math.log(0.01) / penalty(limit, 0.6) < math.log(0.99)
+    assert int(state.index) == 1 and state.done_BNT[0, 0, :2].tolist() == [END, 0]
+    state = chain([math.log(0.2)] * (limit + 1), alpha=1.0, limit=limit)
+    steps = 1 + next(n for n in range(limit) if (n + 1) * math.log(0.2) / penalty(limit, 1.0) <= math.log(0.8))
+    assert int(state.index) == steps > 1
+
+
+def test_texts_that_were_cut_at_their_limit_come_after_all_that_ended():
+    expected = every_text(1, 3, 0.6)
+    scores = [score for _, score in expected]
+    assert scores != sorted(scores, reverse=True)
+    ((*texts,),) = searched([1], [3], n_best=29)
+    assert_same(texts, expected[:29])
+    assert [text[-1] == END for text, _ in texts] == [True] * 13 + [False] * 16
+
+
+def test_where_there_are_fewer_texts_than_wanted_the_rest_is_padding_with_no_score():
+    search = beam.Search(beam_size=ALL, n_best=7, alpha=0.6, max_length=T, end=END)
+    ids, score = beam.beam_search(step_of([0, 0]), jnp.zeros((2, ALL, T), jnp.int32), jnp.array([1, 0]), search)
+    assert np.isfinite(score).sum(axis=1).tolist() == [4, 0]
+    assert not ids[0, 4:].any() and not ids[1].any()
+
+
+def test_where_nothing_may_follow_the_search_ends_without_a_text():
+    step = lambda state: (jnp.full((*state.log_prob_BW.shape, V), -jnp.inf), state.cache)  # noqa: E731
+    search = beam.Search(beam_size=3, n_best=2, alpha=0.6, max_length=T, end=END)
+    ids, score = beam.beam_search(step, (), jnp.array([T]), search)
+    assert not ids.any() and (score == -jnp.inf).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"alpha": -0.1}, "alpha: expected 0 or more, got -0.1"),
+        ({"alpha": math.nan}, "alpha: expected 0 or more, got nan"),
+        ({"n_best": 4}, "n_best: expected 1 to 3, the size of the beam, got 4"),
+        ({"n_best": 0}, "n_best: expected 1 to 3, the size of the beam, got 0"),
+    ],
+)
+def test_a_search_that_could_not_stop_or_not_hold_its_texts_is_refused(wrong, says):
+    search = beam.Search(**{"beam_size": 3, "n_best": 2, "alpha": 0.6, "max_length": T, "end": END, **wrong})
+    with pytest.raises(ValueError) as caught:
+        beam.beam_search(step_of([0]), jnp.zeros((1, 3, T), jnp.int32), jnp.array([T]), search)
+    assert str(caught.value).startswith(says)
+
+
+def test_the_penalty_is_one_for_one_token_and_grows_with_the_power_alpha():
+    assert beam.length_penalty(1, 0.6) == 1 and beam.length_penalty(7, 0.0) == 1
+    assert beam.length_penalty(7, 1.0) == 2 and beam.length_penalty(7, 0.6) == pytest.approx(2**0.6)
+
+
+@pytest.mark.parametrize("k", [1, 4, 7])
+@pytest.mark.parametrize("length", [7, 127, 3001, 4096])
+def test_the_highest_of_a_long_row_are_found_in_its_blocks_as_in_the_whole_row(length, k):
+    rng = np.random.default_rng(length)
+    rows = [rng.normal(size=length), rng.integers(0, 3, length), np.full(length, -np.inf), np.arange(length)]
+    x_BX = jnp.asarray(np.stack(rows), jnp.float32).at[0, ::2].set(-jnp.inf)
+    for found, expected in zip(beam.top_k_of_row(x_BX, k), jax.lax.top_k(x_BX, k), strict=True):
+        np.testing.assert_array_equal(found, expected)
