@@ -243,7 +243,7 @@ def test_the_pipeline_reads_a_prepared_translation_dataset_in_both_directions(co
         config = make_config(**data, source_language=source.split()[1] if turned else None)
         dataset = pipeline.open_dataset(config)
         loaded = pipeline.load(config, dataset, tmp_path / f"{turned}.model")
-        texts = loaded.train.texts
+        texts = loaded.train.reader(range(len(loaded.train.reader)))
         assert {text.rsplit(" ", 1)[0] for text in texts.source} == {source}
         assert {text.rsplit(" ", 1)[0] for text in texts.target} == {target}
         assert [text.split()[-1] for text in texts.source] == [text.split()[-1] for text in texts.target]

@@ -89,7 +89,9 @@ class Reader:
         if self.spoken is None:
             return _text(example, name)
         said, texts = (example[f"{self.spoken}/{part}"].bytes_list.value for part in ("language", "translation"))
-        return dict(zip(said, texts, strict=True)).get(name.encode(), b"").decode()
+        return next(
+            (text for language, text in zip(said, texts, strict=True) if language == name.encode()), b""
+        ).decode()
 
     def _labels(self, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
         name = self.columns["label"][1]
