@@ -220,6 +220,7 @@ def save(
     name = f"{urllib.parse.quote(split, safe='[]:%+')}.{origin.label}.{_method(config.decode)}"
     against = "".join(f".{urllib.parse.quote(Path(each).name, safe='')}" for each in references)
     texts, scores = folder / f"{name}.hypotheses.txt", folder / f"{name}{against}.scores.json"
+    intervals = measured.scores.intervals
     facts = {
         "hypotheses": texts.name,
         "references": list(references) or "the split's own",
@@ -232,7 +233,7 @@ def save(
         "decode": dataclasses.asdict(config.decode),
         "scores": {name: value if math.isfinite(value) else None for name, value in measured.values.items()},
         "signatures": measured.scores.signatures,
-        "resampled": measured.scores.intervals,
+        "resampled": {name: {"mean": mean, "plus_minus": half} for name, (mean, half) in intervals.items()},
     }
     lines = (text.replace("\r", " ").replace("\n", " ") for text in measured.hypotheses)
     try:
