@@ -206,8 +206,7 @@ def save(
 ) -> list[Path]:
     """Writes translations, one a line, and beside them their scores with all that they are of; returns the paths.
 
-    The names tell the split, the step and how it was decoded. A line end in a translation is written as a space,
-    which is the same to every score of sacreBLEU's.
+    The names tell the split, the step and how it was decoded. A line end in a translation is written as a space.
 
     Args:
       references: names of those in place of the split's own.
