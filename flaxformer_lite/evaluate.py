@@ -206,8 +206,7 @@ def save(
 ) -> list[Path]:
     """Writes translations, one a line, and beside them their scores with all that they are of; returns the paths.
 
-    The names tell the split, the step and how it was decoded. A line end in a translation is written as a space,
-    which is the same to every score of sacreBLEU's.
+    The names tell the split, the step and how it was decoded. A line end in a translation is written as a space.
 
     Args:
       references: names of those in place of the split's own.
@@ -220,6 +219,7 @@ def save(
     name = f"{urllib.parse.quote(split, safe='[]:%+')}.{origin.label}.{_method(config.decode)}"
     against = "".join(f".{urllib.parse.quote(Path(each).name, safe='')}" for each in references)
     texts, scores = folder / f"{name}.hypotheses.txt", folder / f"{name}{against}.scores.json"
+    intervals = measured.scores.intervals
     facts = {
         "hypotheses": texts.name,
         "references": list(references) or "the split's own",
@@ -232,7 +232,7 @@ def save(
         "decode": dataclasses.asdict(config.decode),
         "scores": {name: value if math.isfinite(value) else None for name, value in measured.values.items()},
         "signatures": measured.scores.signatures,
-        "resampled": measured.scores.intervals,
+        "resampled": {name: {"mean": mean, "plus_minus": half} for name, (mean, half) in intervals.items()},
     }
     lines = (text.replace("\r", " ").replace("\n", " ") for text in measured.hypotheses)
     try:

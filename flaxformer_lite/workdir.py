@@ -40,7 +40,7 @@ class Workdir:
 
     @property
     def samples(self) -> Path:
-        """What the model wrote at each evaluation, one file each."""
+        """What the model wrote at each evaluation, one file each; translations that were scored, beside the scores."""
         return self.path / "samples"
 
 

@@ -205,7 +205,9 @@ def test_translations_are_kept_one_a_line_beside_their_scores_and_what_they_are_
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted([texts.name, scores.name])
     facts = json.loads(scores.read_text(encoding="utf-8"))
     assert facts["scores"] == {**MEASURED.values, "perplexity": None}
-    assert facts["signatures"] == MEASURED.scores.signatures and facts["resampled"] == {"bleu": [30.5, 1.5]}
+    assert facts["signatures"] == MEASURED.scores.signatures and facts["resampled"] == {
+        "bleu": {"mean": 30.5, "plus_minus": 1.5}
+    }
     assert (facts["hypotheses"], facts["sentences"], facts["references"]) == (texts.name, 3, "the split's own")
     assert (facts["split"], facts["steps"], facts["parameters"], facts["average"]) == ("test", [48], "raw", None)
     assert facts["decode"]["temperature"] == 0.5

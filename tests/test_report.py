@@ -41,7 +41,7 @@ def test_intervals_stand_beside_the_values_that_have_one_in_the_same_unit():
     assert columns(table)[1:] == [
         ["loss", "1.235"],
         ["exact_match", "50.00 %", "51.00 % ± 4.00 %"],
-        ["bleu", "31.25", "31 ± 1.5"],
+        ["bleu", "31.25", "31.00 ± 1.50"],
     ]
     assert report.RESAMPLED in table.splitlines()[0]
 
@@ -51,7 +51,7 @@ def test_two_systems_stand_side_by_side_with_how_likely_chance_is():
     system = Scores({"bleu": 30.0}, {}, {"bleu": (29.5, 2.0)}, {"bleu": 0.00332})
     head, row = columns(report.comparison(baseline, system))
     assert head[1:] == ["baseline", report.RESAMPLED, "system", report.RESAMPLED, "p"]
-    assert row == ["bleu", "20", "20.5 ± 1", "30", "29.5 ± 2", "0.0033"]
+    assert row == ["bleu", "20", "20.50 ± 1.00", "30", "29.50 ± 2.00", "0.0033"]
 
 
 def test_every_signature_is_told_with_the_score_it_belongs_to():

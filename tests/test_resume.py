@@ -9,12 +9,19 @@ import signal
 import time
 from pathlib import Path
 
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 import runs
 
 from flaxformer_lite import __main__ as program
 from flaxformer_lite.data import cldr
-from flaxformer_lite.training import loop, writers
+from flaxformer_lite.training import loop, parallel, writers
+from flaxformer_lite.training import step as step_lib
+from flaxformer_lite.training.checkpoint import Checkpoints
 
 STEPS = runs.SMALL["train.num_steps"]
 EVERY = runs.SMALL["train.checkpoint_every"]
@@ -163,6 +170,34 @@ def test_another_backend_may_go_on_with_a_run_and_computes_the_same_up_to_roundi
     assert json.loads((resumed / "config.json").read_text())["model"]["backend"] == "blockwise"
     assert runs.losses(resumed) == pytest.approx(runs.losses(finished_language_model), rel=1e-4)
     assert list(runs.losses(resumed)) == list(range(1, STEPS + 1))
+
+
+@flax.struct.dataclass
+class StateOfTheFirstVersion:
+    """How a checkpoint was laid out before there were moving averages: this without its parameters, and those."""
+
+    step: jax.Array
+    params: dict | None
+    opt_state: optax.OptState
+    key_data: jax.Array
+
+
+def test_a_checkpoint_of_the_first_version_goes_on(tmp_path):
+    params, mesh = {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(5)}, parallel.make_mesh(1)
+    opt_state = optax.adam(1e-3).init(jax.tree.map(jnp.sin, params))
+    old = StateOfTheFirstVersion(jnp.int32(7), params, opt_state, jax.random.key_data(jax.random.key(3)))
+    written = Checkpoints(tmp_path)
+    parts = {"params": params, "progress": old.replace(params=None)}
+    written.save(7, parallel.replicate(parts, mesh), {"step": 7})
+    written.close()
+    state = step_lib.TrainState(old.step, params, opt_state, old.key_data)
+    read = Checkpoints(tmp_path)
+    restored, _ = read.restore_newest(parallel.whole_on(mesh, jax.eval_shape(lambda: loop._to_parts(state))))
+    read.close()
+    resumed = loop._from_parts(restored)
+    assert jax.tree.structure(resumed) == jax.tree.structure(state) and resumed.ema is None
+    for one, other in zip(jax.tree.leaves(resumed), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_finished_workdir_is_left_as_it_is(finished_run, monkeypatch, capsys):

@@ -121,7 +121,10 @@ def _cell(name: str, value: float | None) -> str:
 
 
 def _interval(name: str, intervals: Mapping[str, tuple[float, float]]) -> str:
-    return f"{_cell(name, intervals[name][0])} ± {_cell(name, intervals[name][1])}" if name in intervals else ""
+    if name not in intervals:
+        return ""
+    shown = "{:.2%}" if name.startswith("exact_match") else "{:.2f}"
+    return " ± ".join(shown.format(number).replace("%", " %") for number in intervals[name])
 
 
 def closing_table(paths: Workdir) -> str:
