@@ -275,7 +275,7 @@ def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_
         ("--n_best=2", "n_best: goes with decode.method='beam' only, and it is 'greedy'"),
         ("--method=beam --n_best=5", "n_best: expected 1 to 4 (decode.beam_size), got 5"),
         ("--prefix=k\udce4se", "--prefix: expected UTF-8, got 'k\\udce4se'"),
-        (f"--input=in.txt --prefix={'1' * 200}", "prefix 1: 200 tokens, and the model takes at most 127"),
+        (f"--input=in.txt --prefix={'1' * 200}", "error: prefix 1: 2"),
     ],
 )
 def test_a_wrong_flag_of_translate_is_refused_by_name(refused, finished_run, tmp_path, flag, words):
