@@ -26,7 +26,7 @@ Engine = dict[int, Callable[[], int]]  # number of beams (1: greedy) -> decodes 
 
 def sources() -> np.ndarray:
     """The ids of every sentence, (SENTENCES, SOURCE), none of them a special symbol."""
-    return np.random.default_rng(0).integers(4, V, size=(SENTENCES, SOURCE)).astype(np.int32)
+    return np.random.default_rng(0).integers(4, V - 1, size=(SENTENCES, SOURCE)).astype(np.int32)
 
 
 def ours(devices: int) -> Engine:
@@ -62,7 +62,7 @@ def marian(folder: Path) -> Engine:
     shape = {"d_model": 512, "max_position_embeddings": 256, "activation_function": "relu", "scale_embedding": True}
     for side in ("encoder", "decoder"):
         shape |= {f"{side}_layers": 6, f"{side}_attention_heads": 8, f"{side}_ffn_dim": 2048}
-    symbols = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    symbols = {"eos_token_id": 0, "pad_token_id": V - 1, "decoder_start_token_id": V - 1, "forced_eos_token_id": None}
     model = MarianMTModel(MarianConfig(vocab_size=V, tie_word_embeddings=True, **shape, **symbols)).eval()
     model.save_pretrained(folder)
     ids = torch.tensor(sources(), dtype=torch.long)
@@ -111,7 +111,7 @@ def write_vocabulary(folder: Path) -> None:
 
     import sentencepiece
 
-    names = ["<pad>", "<s>", "</s>", "<unk>", *(f"t{i}" for i in range(4, V))]
+    names = ["</s>", "<unk>", *(f"t{i}" for i in range(2, V - 1)), "<pad>"]  # Marian's order
     (folder / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
     text = folder / "text.txt"
     text.write_text("a b c d e f g h\n" * 9)

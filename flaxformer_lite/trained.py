@@ -74,9 +74,10 @@ class Trained:
         longest = model.max_length - (2 if model.architecture == "encoder_classifier" else 1)  # start and end symbols
         for number, (text, ids) in enumerate(zip(texts, rows, strict=True), start=1):
             if len(ids) > longest:
+                advice = "split it into shorter sentences" if name == "text" else "shorten it"
                 raise ValueError(
-                    f"{name} {number}: {len(ids)} tokens, and the model takes at most {longest}; "
-                    f"split it into shorter sentences. It begins: {text[:60]!r}"
+                    f"{name} {number}: {len(ids)} tokens, and the model takes at most {longest}; {advice}. "
+                    f"It begins: {text[:60]!r}"
                 )
         return rows
 

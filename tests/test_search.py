@@ -100,10 +100,10 @@ def every_translation(limit, prefix=(), min_length=0, no_repeat_ngram=None, alph
     "options",
     [
         {},
-        {"alpha": 0.0, "min_length": 2},
-        {"alpha": 1.0, "no_repeat_ngram": 2},
         {"prefix": (5, 5), "no_repeat_ngram": 1, "min_length": 3},
-        {"prefix": (6,)},
+        pytest.param({"alpha": 0.0, "min_length": 2}, marks=pytest.mark.slow),
+        pytest.param({"alpha": 1.0, "no_repeat_ngram": 2}, marks=pytest.mark.slow),
+        pytest.param({"prefix": (6,)}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -143,7 +143,14 @@ def by_full_forwards(apply, source_S, config, limit):
     return [item for part in (ended, cut) for item in sorted(part, key=lambda item: -item[1])][:W]
 
 
-@pytest.mark.parametrize("position", CHOICES["model.position"])
+# Of the schemes that act in the same place of the model, one is in the plain suite.
+@pytest.mark.parametrize(
+    "position",
+    [
+        pytest.param(position, marks=[pytest.mark.slow] if position in ("learned", "alibi", "none") else [])
+        for position in CHOICES["model.position"]
+    ],
+)
 def test_with_every_position_scheme_beams_with_a_cache_find_what_full_forwards_find(position):
     kind = KINDS[CHOICES["model.position"].index(position) % 3]
     if position in ("rotary", "relative"):  # they act through a product, which additive attention has not
@@ -256,7 +263,7 @@ def test_a_beam_of_one_without_a_penalty_decodes_greedily():
     assert decoded(SOURCES, beam_size=1, alpha=0.0) == greedy != decoded(SOURCES)
 
 
-@pytest.mark.parametrize("method", CHOICES["decode.method"])
+@pytest.mark.parametrize("method", ["beam", "sample", pytest.param("greedy", marks=pytest.mark.slow)])
 def test_every_method_begins_with_the_prefix_and_holds_to_shortest_length_and_repetition(method):
     own = {"beam": {}, "greedy": {"beam_size": 4}, "sample": {"beam_size": 4, "seed": 3}}[method]
     options = {"method": method, "min_length": 6, "no_repeat_ngram": 2, **own}

@@ -70,8 +70,7 @@ def beam_search(step_fn: StepFn, cache: Any, limit_B: jax.Array, search: Search)
     Raises:
       ValueError: alpha is negative, or more texts are wanted than the beam holds.
     """
-    state = start(cache, limit_B, search)
-    state = advance(step_fn, state, limit_B, search, until=search.max_length)
+    state = run(step_fn, start(cache, limit_B, search), limit_B, search)
     return state.done_BNT, state.score_BN
 
 
@@ -94,11 +93,11 @@ def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
     )
 
 
-def advance(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search, *, until: int) -> Beams:
-    """The search after `until` tokens, or earlier if every row's texts are certain."""
+def run(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search) -> Beams:
+    """The search at its end: every row's texts are certain."""
     limit_B = jnp.minimum(limit_B, search.max_length)
     return jax.lax.while_loop(
-        lambda state: (state.index < until) & (state.log_prob_BW > NONE).any(),
+        lambda state: (state.log_prob_BW > NONE).any(),
         lambda state: one_token(step_fn, state, limit_B, search),
         state,
     )
@@ -106,18 +105,11 @@ def advance(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search, *
 
 def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search) -> Beams:
     """Every live hypothesis goes on by one token, or ends."""
-    W, index, length = search.beam_size, state.index, state.index + 1
+    index, length = state.index, state.index + 1
     log_prob_BWV, cache = step_fn(state)
     total_BWV = state.log_prob_BW[:, :, None] + log_prob_BWV
-    end_BW = total_BWV[:, :, search.end]
-    V = total_BWV.shape[-1]
-    on_BWV = jnp.where(jnp.arange(V)[None, None] == search.end, NONE, total_BWV)
-    on_BW, place_BW = top_k_of_row(on_BWV.reshape(-1, W * V), W)
-    parent_BW, token_BW = place_BW // V, place_BW % V
+    end_BW, on_BW, parent_BW, token_BW = _candidates(total_BWV, search.end)
 
-    # Of all candidates, those that end and those that go on, the best W count: an end that is worse is dropped.
-    worst_B1 = jax.lax.top_k(jnp.concatenate([end_BW, on_BW], axis=1), W)[0][:, -1:]
-    end_BW = jnp.where(end_BW >= worst_B1, end_BW, NONE)
     score_BW = end_BW / length_penalty(length, search.alpha)
     ended_BWT = _write(state.live_BWT, jnp.full_like(token_BW, search.end), index)
     done_BNT, score_BN = _best((state.done_BNT, state.score_BN), (ended_BWT, score_BW))
@@ -142,6 +134,20 @@ def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search)
     certain_B1 = at_limit_B1 | (score_BN[:, -1:] >= bound_B1)
     on_BW = jnp.where(certain_B1, NONE, on_BW)
     return Beams(length, live_BWT, part_BWT, on_BW, done_BNT, score_BN, cache)
+
+
+def _candidates(total_BWV: jax.Array, end: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Of the log-probabilities of all ways to go on by a token those that end, and the best W that do not: (B, W) each.
+
+    An end that is not among the best W of all gets -inf: a beam holds W hypotheses, and it would not be one of them.
+    The last two tell of each way that does not end which hypothesis it goes on from, and by which token.
+    """
+    B, W, V = total_BWV.shape
+    end_BW = total_BWV[:, :, end]
+    on_BWV = jnp.where(jnp.arange(V)[None, None] == end, NONE, total_BWV)
+    on_BW, place_BW = top_k_of_row(on_BWV.reshape(B, W * V), W)
+    worst_B1 = jax.lax.top_k(jnp.concatenate([end_BW, on_BW], axis=1), W)[0][:, -1:]
+    return jnp.where(end_BW >= worst_B1, end_BW, NONE), on_BW, place_BW // V, place_BW % V
 
 
 def top_k_of_row(x_BX: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
