@@ -69,6 +69,7 @@ LANGUAGE_MODEL = {
     **TINY,
     "model.architecture": "decoder_lm",
     "data.packing": True,
+    "data.subword_sampling": 0.2,
     "data.train_split": "train[:1000]",
     "train.checkpoint_every": 24,
     "train.average": "last:2",

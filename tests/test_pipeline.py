@@ -5,8 +5,8 @@ import pytest
 
 from flaxformer_lite.config import default_config, resolve
 from flaxformer_lite.data import builders, languages, pipeline, tokenizer
-from flaxformer_lite.data.examples import Examples
-from flaxformer_lite.data.tokenizer import BOS, Tokenizer
+from flaxformer_lite.data.examples import Examples, Reader
+from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, Tokenizer
 
 TEXTS = [f"{word} {number}" for number in range(23) for word in ("one", "größer", "seven of them", "long " * 9)]
 ARCHITECTURES = ["encoder_decoder", "encoder_classifier", "decoder_lm"]
@@ -133,3 +133,125 @@ def test_a_test_split_without_labels_is_refused_before_the_training(small_langua
     with pytest.raises(ValueError, match="has no labels"):
         pipeline.load(config, dataset, small_language / "tokenizer.model")
     assert not (small_language / "tokenizer.model").exists()
+
+
+class Numbered:
+    """A reader of texts that say where they stand, which keeps what it was asked for."""
+
+    def __init__(self, number, *columns):
+        self.number, self.columns, self.asked = number, dict.fromkeys(columns, ("", "text")), []
+
+    def __len__(self):
+        return self.number
+
+    def __call__(self, numbers):
+        self.asked += list(numbers)
+        sides = {side: [f"{side} {i}" for i in numbers] for side in ("source", "target") if side in self.columns}
+        return Examples(**sides)
+
+
+@pytest.mark.parametrize("columns", [("source", "target"), ("source", "label"), ("target",)])
+@pytest.mark.parametrize("number", [0, 1, 7, 499, 500, 501, 997])
+def test_the_vocabulary_is_made_of_texts_at_even_distances_of_all_sources_and_then_all_targets(columns, number):
+    reader = Numbered(number, *columns)
+    every = [f"{side} {i}" for side in columns if side != "label" for i in range(number)]
+    expected = [every[i * len(every) // 499] for i in range(499)] if len(every) > 499 else every
+    assert pipeline.vocabulary_texts(reader, 499) == expected
+    assert len(reader.asked) == len(expected)
+
+
+def test_the_config_says_of_how_many_texts_the_vocabulary_is_made(small_language, monkeypatch):
+    given = []
+    monkeypatch.setattr(tokenizer, "train", lambda texts, *_, **__: given.append(texts))
+    for sample in (97, 100_000):
+        config = make_config("encoder_classifier", dataset="cldr_language", vocabulary_sample=sample)
+        with pytest.raises(ValueError, match="expected a SentencePiece model"):
+            pipeline.load(config, pipeline.open_dataset(config), small_language / "none.model")
+    assert [len(texts) for texts in given] == [97, 375]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How many examples of each split have been read as text."""
+    counts = {}
+    read = Reader.__call__
+
+    def counting(reader, numbers):
+        counts[reader.split] = counts.get(reader.split, 0) + len(numbers)
+        return read(reader, numbers)
+
+    monkeypatch.setattr(Reader, "__call__", counting)
+    return counts
+
+
+def test_the_second_start_reads_no_text_to_train_on_and_has_the_same_data(small_language, asked):
+    config = make_config("encoder_classifier", dataset="cldr_language", vocab_size=1500, tokenizer="bpe")
+    loads = []
+    for start in range(2):
+        data = pipeline.load(config, pipeline.open_dataset(config), small_language / "tokenizer.model")
+        loads.append(data)
+        assert asked.pop("train") == (375 + 375 + 1 if start == 0 else 1)  # the vocabulary, the ids, and a label
+        assert asked == {"validation": 125 + 1, "test": 1}
+        asked.clear()
+    first, second = (data.train for data in loads)
+    assert loads[0].fingerprint == loads[1].fingerprint
+    assert first.tokens.source.values.tolist() == second.tokens.source.values.tolist()
+    assert isinstance(second.tokens.source.values.base, np.memmap) and second.texts is None
+    in_memory = pipeline.read_split(pipeline.open_dataset(config), "train", loads[0].tokenizer, config)
+    assert [ids.tolist() for ids in in_memory.tokens.source] == [ids.tolist() for ids in first.tokens.source]
+    assert in_memory.tokens.label.tolist() == first.tokens.label.tolist()
+    for step in range(first.plan.steps_per_epoch):
+        one, other = (pipeline.batches(split)[step] for split in (in_memory, first))
+        assert {name: x.tolist() for name, x in one.items()} == {name: x.tolist() for name, x in other.items()}
+
+
+def test_the_bytes_of_a_split_without_texts_are_those_of_the_texts_that_it_reads(small_language, tokens):
+    config = make_config("decoder_lm", dataset="cldr_language", buckets=(13, 24))
+    dataset = pipeline.open_dataset(config)
+    dataset.prepare()
+    stored, in_memory = (
+        make(dataset, "train", tokens, config) for make in (pipeline.stored_split, pipeline.read_split)
+    )
+    assert 0 < stored.plan.too_long < len(stored.tokens)
+    assert stored.texts is None and stored.text_bytes() == in_memory.text_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "packing"), [("encoder_classifier", False), ("decoder_lm", False), ("decoder_lm", True)]
+)
+def test_subwords_are_drawn_anew_each_epoch_for_training_alone(small_language, architecture, packing):
+    changes = dict(dataset="cldr_language", tokenizer="bpe", vocab_size=1500, buckets=(20, 40), tokens_per_batch=160)
+    changes |= dict(subword_sampling=0.1)
+    config, usual = (
+        make_config(architecture, packing=packing, **data) for data in (changes, changes | {"subword_sampling": 0.0})
+    )
+    dataset = pipeline.open_dataset(config)
+    dataset.prepare()
+    tokenizer.train(dataset.read("train").texts(), small_language / "model", vocab_size=1500, kind="bpe")
+    tokens = Tokenizer(small_language / "model")
+    split, plain = (pipeline.stored_split(dataset, "train", tokens, c) for c in (config, usual))
+    assert plain.drawing is None and pipeline.read_split(dataset, "train", tokens, config).drawing is None
+    assert split.plan.usable.tolist() == plain.plan.usable.tolist()
+    assert sum(split.plan.tokens) > sum(plain.plan.tokens)  # planned with head room
+    batches, again = (pipeline.batches(split, num_steps=2 * split.plan.steps_per_epoch) for _ in range(2))
+    name, texts = ("source" if architecture == "encoder_classifier" else "target"), dataset.read("train")
+    written = []
+    for epoch in range(2):
+        by_text = {}
+        for step in range(epoch * split.plan.steps_per_epoch, (epoch + 1) * split.plan.steps_per_epoch):
+            batch = batches[step]
+            examples = np.concatenate(split.plan.batch(step)[1])
+            ends = np.flatnonzero(batch[name].ravel() == EOS)
+            ids = np.split(batch[name].ravel(), ends + 1)[:-1]
+            by_text |= {
+                int(i): [x for x in row.tolist() if x not in (PAD, BOS, EOS)]
+                for i, row in zip(examples, ids, strict=True)
+            }
+            if step % 5 == 0:
+                assert {n: x.tolist() for n, x in again[step].items()} == {n: x.tolist() for n, x in batch.items()}
+        assert sorted(by_text) == split.plan.usable.tolist()
+        given = getattr(texts, name)
+        assert tokens.decode([by_text[i] for i in by_text]) == [given[i] for i in by_text]
+        written.append(by_text)
+    assert np.mean([written[0][i] != written[1][i] for i in written[0]]) > 0.3
+    assert 0 < batches.not_fitting < 0.3 * batches.drawn

@@ -11,6 +11,7 @@ import pytest
 from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.examples import Examples
+from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, parallel, report
 from flaxformer_lite.workdir import Workdir
@@ -139,6 +140,12 @@ def test_what_was_resolved_is_told_in_the_numbers_of_the_data_the_model_and_the_
         f"{flops.train_step(CONFIG.model, 8, LONGEST) / 1e9:.3g} GFLOPs a step of 8x{LONGEST}",
     ):
         assert part in said, part
+
+
+def test_of_subwords_it_is_told_how_many_texts_did_not_fit_as_they_were_drawn():
+    batches = Batches(Tokens(target=[[5]]), None, num_steps=1)
+    batches.drawn, batches.not_fitting = 2017, 53
+    assert report.drawn(batches).startswith(f"subword sampling: 2,017 texts cut anew; {53 / 2017:.1%} of them stood as")
 
 
 @pytest.mark.parametrize("architecture", CHOICES["model.architecture"])

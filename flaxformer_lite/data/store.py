@@ -141,7 +141,7 @@ def _write(
         if keys:
             work = functools.partial(_write_part, reader, tokenizer, tuple(start), tuple(keys), folder, border)
             if processes < 2 or not _in_processes(work, folder, processes, bar.update):
-                bar.reset()
+                bar.n = 0
                 for part in range(len(border) - 1):
                     work(part, bar.update)
         for column, key in keys.items():
