@@ -18,7 +18,7 @@ import sacrebleu
 from flaxformer_lite import trained
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.data import builders, cldr, languages
-from flaxformer_lite.data.datasets import Dataset, Examples
+from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.data.examples import Examples
 
 # Small copies of TFDS datasets: the same names, versions, features and folders, written by a process of its own, since
 # TFDS registers a name once. TFDS says on standard output what it does.

@@ -12,7 +12,7 @@ import sacrebleu
 from flaxformer_lite import evaluate, trained
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import parallel, report
 from flaxformer_lite.training.step import param_shapes

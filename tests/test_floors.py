@@ -34,6 +34,7 @@ FLOORS = {
     "decoding.generate": 2,
     "data.tokenizer": 0,
     "data.ragged": 0,
+    "data.examples": 0,
     "data.packing": 0,
     "data.batching": 1,
     "data.store": 1,
@@ -77,7 +78,7 @@ DOORS = {
     "orbax": {"training.checkpoint"},
     "sacrebleu": {"evaluate"},
     "sentencepiece": {"data.tokenizer"},
-    "tensorflow_datasets": {"data.builders", "data.datasets"},
+    "tensorflow_datasets": {"data.builders", "data.datasets", "data.examples"},
 }
 # model/ may import these, the standard library, flaxformer_lite.config and its own folder.
 MODEL_MAY_IMPORT = {"jax", "flax", "numpy"}

@@ -5,7 +5,7 @@ import pytest
 
 from flaxformer_lite.config import default_config, resolve
 from flaxformer_lite.data import builders, languages, pipeline, tokenizer
-from flaxformer_lite.data.datasets import Examples, Reader
+from flaxformer_lite.data.examples import Examples, Reader
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, Tokenizer
 
 TEXTS = [f"{word} {number}" for number in range(23) for word in ("one", "größer", "seven of them", "long " * 9)]

@@ -9,7 +9,7 @@ import pytest
 
 from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.training import flops, parallel, report
 from flaxformer_lite.workdir import Workdir

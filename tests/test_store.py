@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.data import builders, cldr, store, tokenizer
-from flaxformer_lite.data.datasets import Dataset, Examples
+from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.data.tokenizer import BOS, Tokenizer
 
 TEXTS = [f"{word} {number}" for number in range(23) for word in ("one", "größer", "seven of them", "")]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.data import tokenizer
-from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.data.ragged import Ragged
 from flaxformer_lite.data.subwords import Drawing, planned
 from flaxformer_lite.data.tokenizer import BOS, Tokenizer

@@ -11,7 +11,8 @@ from jax.experimental import multihost_utils
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import loader, store, subwords, tokenizer
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
-from flaxformer_lite.data.datasets import Dataset, Examples, Reader
+from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.data.examples import Examples, Reader
 from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.data.subwords import Drawing
 from flaxformer_lite.data.tokenizer import BOS, Tokenizer

@@ -23,11 +23,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tqdm
 
+from flaxformer_lite.data.examples import Reader
 from flaxformer_lite.data.ragged import Ragged
 from flaxformer_lite.data.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ CACHE = ".cache/flaxformer_lite/tokens"  # in the home folder, for a dataset who
 
 
 def tokenised(
-    reader: Any,
+    reader: Reader,
     tokenizer: Tokenizer,
     *,
     start: Sequence[int] = (),
@@ -50,7 +50,6 @@ def tokenised(
     What is not there yet is written; any number of processes may ask for it at once.
 
     Args:
-      reader: a `datasets.Reader`.
       start: ids that every text begins with.
       processes: how many share the work; None: as many as there are cores, where it is enough for them.
       show: whether to show a progress bar where it takes long.
@@ -79,7 +78,7 @@ def tokenised(
         return {column: Ragged(np.array(ids.values), np.array(ids.offsets)) for column, ids in mapped.items()}
 
 
-def _key(reader: Any, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
+def _key(reader: Reader, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
     data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
     made_by = None if column == "label" else [tokenizer.fingerprint, *map(int, start)]
     return hashlib.sha256(json.dumps([data, made_by]).encode()).hexdigest()[:32]
@@ -129,7 +128,7 @@ def _locked(root: Path) -> Iterator[None]:
 class _Work:
     """What is to be tokenised, and where its parts begin and end. It can be sent to another process."""
 
-    reader: Any
+    reader: Reader
     tokenizer: Tokenizer
     start: tuple[int, ...]
     border: tuple[int, ...]

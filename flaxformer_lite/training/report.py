@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from flaxformer_lite.config import Config
-from flaxformer_lite.data.datasets import Examples
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.data.loader import Batches
 from flaxformer_lite.data.pipeline import Data, Split
 from flaxformer_lite.training import flops, writers

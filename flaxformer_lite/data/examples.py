@@ -1,0 +1,84 @@
+"""Examples as text: some of them in memory, or a reader of any of them by their numbers."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorflow_datasets.proto import tf_example_pb2
+
+KIND = "kind"  # a feature of this name sorts examples for the report; it is never part of a text
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Examples as text, number i of each list; None where the model reads or writes no such thing.
+
+    A translation has `source` and `target`, a classified text `source` and `label`, a language model learns to
+    write `target`. Where kinds of examples are known, `kind` names them.
+    """
+
+    source: list[str] | None = None
+    target: list[str] | None = None
+    label: np.ndarray | None = None  # int32, indexes of Dataset.label_names
+    kind: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.target if self.source is None else self.source)
+
+    def texts(self) -> list[str]:
+        """The texts of both sides."""
+        return [*(self.source or ()), *(self.target or ())]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """The examples of a split by their numbers. It holds none of them, and can be sent to another process."""
+
+    records: Sequence[bytes]
+    name: str  # of the dataset
+    split: str
+    folder: Path  # of the dataset's files
+    files: tuple[tuple, ...]  # name, first example, number of examples, size and time of each file
+    columns: Mapping[str, tuple[str, ...]]  # 'source', 'target', 'label': what joins features, and their names
+    kind: bool  # whether the examples have one
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __call__(self, numbers: Sequence[int]) -> Examples:
+        """The examples of these numbers, in their order.
+
+        Raises:
+          ValueError: their labels are kept secret.
+        """
+        records = self.records.__getitems__(np.asarray(numbers, int).tolist()) if len(numbers) else []
+        examples = [tf_example_pb2.Example.FromString(record).features.feature for record in records]
+        return Examples(
+            source=self._texts("source", examples),
+            target=self._texts("target", examples),
+            label=self._labels(examples) if "label" in self.columns else None,
+            kind=[_text(example, KIND) for example in examples] if self.kind else None,
+        )
+
+    def _texts(self, column: str, examples: Sequence[Mapping[str, Any]]) -> list[str] | None:
+        """The texts of a column, joined, of each example; None for a column that there is not."""
+        if column not in self.columns:
+            return None
+        join, *names = self.columns[column]
+        return [join.join(_text(example, name) for name in names) for example in examples]
+
+    def _labels(self, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        name = self.columns["label"][1]
+        label = np.array([example[name].int64_list.value[0] for example in examples], np.int32)
+        if (label < 0).any():  # as in the test splits of GLUE, whose labels only its server knows
+            raise ValueError(
+                f"config.data: split {self.split!r} of {self.name} has no labels; set config.data.test_split to one "
+                "that has, e.g. 'validation'."
+            )
+        return label
+
+
+def _text(example: Mapping[str, Any], name: str) -> str:
+    return example[name].bytes_list.value[0].decode()
