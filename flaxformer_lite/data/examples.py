@@ -86,7 +86,7 @@ class Reader:
 
     def _text(self, example: Mapping[str, Any], name: str) -> str:
         """The text of this name, or in this language."""
-        if self.spoken is None:
+        if self.spoken is None or name in example:
             return _text(example, name)
         said, texts = (example[f"{self.spoken}/{part}"].bytes_list.value for part in ("language", "translation"))
         return next(

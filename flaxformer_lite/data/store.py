@@ -10,8 +10,8 @@ whole. All of it may be deleted at any time, and is then made again.
 """
 
 import contextlib
+import dataclasses
 import fcntl
-import functools
 import hashlib
 import json
 import logging
@@ -23,11 +23,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tqdm
 
+from flaxformer_lite.data.examples import Reader
 from flaxformer_lite.data.ragged import Ragged
 from flaxformer_lite.data.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ CACHE = ".cache/flaxformer_lite/tokens"  # in the home folder, for a dataset who
 
 
 def tokenised(
-    reader: Any,
+    reader: Reader,
     tokenizer: Tokenizer,
     *,
     start: Sequence[int] = (),
@@ -50,7 +50,6 @@ def tokenised(
     What is not there yet is written; any number of processes may ask for it at once.
 
     Args:
-      reader: a `datasets.Reader`.
       start: ids that every text begins with.
       processes: how many share the work; None: as many as there are cores, where it is enough for them.
       show: whether to show a progress bar where it takes long.
@@ -58,23 +57,28 @@ def tokenised(
     keys = {column: _key(reader, column, tokenizer, start) for column in reader.columns}
     roots = [reader.folder / "tokens", Path.home() / CACHE]
     found = {column: _find(roots, key) for column, key in keys.items()}
-    if all(ids is not None for ids in found.values()):
+    if None not in found.values():
         return found
-    write = functools.partial(_write, reader, tokenizer, start, processes=processes, show=show)
+    if processes is None:
+        processes = max(1, min(_cores(), len(reader) // ENOUGH_FOR_A_PROCESS))
+    border = tuple(len(reader) * i // processes for i in range(processes + 1))
+    work = _Work(reader, tokenizer, tuple(start), border)
     for root in roots:
         try:
             with _locked(root):
-                write(root, {column: key for column, key in keys.items() if _open(root / key) is None})
-            return {column: _open(root / key) for column, key in keys.items()}
+                missing = {column: key for column, key in keys.items() if _open(root / key) is None}
+                if missing:  # nobody has written them while this process waited
+                    _write(work, root, missing, show=show)
+            return {column: _written(root / key) for column, key in keys.items()}
         except OSError as error:
             logging.warning("%s: the ids of %s are not kept there: %s", root, reader.name, error.strerror or error)
     with tempfile.TemporaryDirectory() as root:
-        write(Path(root), keys)
-        mapped = {column: _open(Path(root) / key) for column, key in keys.items()}
+        _write(work, Path(root), keys, show=show)
+        mapped = {column: _written(Path(root) / key) for column, key in keys.items()}
         return {column: Ragged(np.array(ids.values), np.array(ids.offsets)) for column, ids in mapped.items()}
 
 
-def _key(reader: Any, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
+def _key(reader: Reader, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
     data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
     made_by = None if column == "label" else [tokenizer.fingerprint, *map(int, start)]
     return hashlib.sha256(json.dumps([data, made_by]).encode()).hexdigest()[:32]
@@ -96,6 +100,13 @@ def _open(folder: Path) -> Ragged | None:
         return None
 
 
+def _written(folder: Path) -> Ragged:
+    ids = _open(folder)
+    if ids is None:
+        raise OSError(f"{folder}: what was written there does not come back")
+    return ids
+
+
 def _mapped(file: Path, dtype: str, count: int) -> np.ndarray:
     if file.stat().st_size != count * np.dtype(dtype).itemsize:
         raise ValueError(f"{file}: expected {count} numbers of type {dtype}.")
@@ -113,86 +124,61 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def _write(
-    reader: Any,
-    tokenizer: Tokenizer,
-    start: Sequence[int],
-    root: Path,
-    keys: Mapping[str, str],
-    *,
-    processes: int | None,
-    show: bool,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What is to be tokenised, and where its parts begin and end. It can be sent to another process."""
+
+    reader: Reader
+    tokenizer: Tokenizer
+    start: tuple[int, ...]
+    border: tuple[int, ...]
+
+    def type_of(self, column: str) -> type:
+        return np.uint16 if column != "label" and self.tokenizer.vocab_size <= 2**16 else np.uint32
+
+    def do(self, part: int, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]) -> None:
+        """Writes ids and lengths of a part, and calls `done` with how many examples it has gone on."""
+        with contextlib.ExitStack() as files:
+            opened = {
+                column: [files.enter_context(path.open("wb")) for path in _part_files(folder, column, part)]
+                for column in columns
+            }
+            for first in range(self.border[part], self.border[part + 1], READ_AT_ONCE):
+                examples = self.reader(range(first, min(first + READ_AT_ONCE, self.border[part + 1])))
+                for column, (ids_file, lengths_file) in opened.items():
+                    rows = Ragged.of(self._rows(column, getattr(examples, column)))
+                    rows.values.astype(self.type_of(column)).tofile(ids_file)
+                    rows.lengths().astype(np.int32).tofile(lengths_file)
+                done(len(examples))
+
+    def _rows(self, column: str, given: Sequence[str] | np.ndarray) -> Sequence[Sequence[int] | np.ndarray]:
+        if column == "label":
+            return given[:, None]
+        rows = self.tokenizer.encode(given, threads=1)
+        return [[*self.start, *ids] for ids in rows] if self.start else rows
+
+
+def _write(work: _Work, root: Path, keys: Mapping[str, str], *, show: bool) -> None:
     """Writes the columns that `keys` names to the folders of their keys in `root`."""
-    count = len(reader)
-    if processes is None:
-        processes = max(1, min(_cores(), count // ENOUGH_FOR_A_PROCESS))
-    border = [count * i // processes for i in range(processes + 1)]
-    folder = Path(tempfile.mkdtemp(prefix=".partial-", dir=root))
-    bar = tqdm.tqdm(
-        desc="tokenising",
-        total=count,
-        unit=" examples",
-        delay=2,
-        mininterval=_seconds_between_lines(),
-        disable=not show,
-    )
-    try:
-        if keys:
-            work = functools.partial(_write_part, reader, tokenizer, tuple(start), tuple(keys), folder, border)
-            if processes < 2 or not _in_processes(work, folder, processes, bar.update):
+    folder, parts = Path(tempfile.mkdtemp(prefix=".partial-", dir=root)), len(work.border) - 1
+    lines = 0.1 if sys.stderr.isatty() else 10.0  # seconds between them
+    shown = dict(desc="tokenising", unit=" examples", delay=2, mininterval=lines, disable=not show)
+    with tqdm.tqdm(total=work.border[-1], **shown) as bar:
+        try:
+            if parts < 2 or not _in_processes(work, folder, tuple(keys), done=bar.update):
                 bar.n = 0
-                for part in range(len(border) - 1):
-                    work(part, bar.update)
-        for column, key in keys.items():
-            _join_parts(folder, column, len(border) - 1, _type_of(column, tokenizer))
-            shutil.rmtree(root / key, ignore_errors=True)  # it was not whole, if it is there
-            (folder / column).rename(root / key)
-    finally:
-        bar.close()
-        shutil.rmtree(folder, ignore_errors=True)
+                for part in range(parts):
+                    work.do(part, folder, tuple(keys), done=bar.update)
+            for column, key in keys.items():
+                _join_parts(folder, column, parts, work.type_of(column))
+                shutil.rmtree(root / key, ignore_errors=True)  # it was not whole, if it is there
+                (folder / column).rename(root / key)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _seconds_between_lines() -> float:
-    return 0.1 if sys.stderr.isatty() else 10.0
-
-
-def _type_of(column: str, tokenizer: Tokenizer) -> type:
-    return np.uint16 if column != "label" and tokenizer.vocab_size <= 2**16 else np.uint32
-
-
-def _write_part(
-    reader: Any,
-    tokenizer: Tokenizer,
-    start: tuple[int, ...],
-    columns: tuple[str, ...],
-    folder: Path,
-    border: Sequence[int],
-    part: int,
-    done: Callable[[int], None],
-) -> None:
-    """Writes ids and lengths of part number `part` of the examples, and calls `done` with how many it has gone on."""
-    with contextlib.ExitStack() as files:
-        opened = {
-            column: [files.enter_context(path.open("wb")) for path in _part_files(folder, column, part)]
-            for column in columns
-        }
-        for first in range(border[part], border[part + 1], READ_AT_ONCE):
-            examples = reader(range(first, min(first + READ_AT_ONCE, border[part + 1])))
-            for column, (ids_file, lengths_file) in opened.items():
-                given = getattr(examples, column)
-                if column == "label":
-                    rows = [[label] for label in given]
-                else:
-                    rows = [[*start, *ids] if start else ids for ids in tokenizer.encode(given, threads=1)]
-                rows = Ragged.of(rows)
-                rows.values.astype(_type_of(column, tokenizer)).tofile(ids_file)
-                rows.lengths().astype(np.int32).tofile(lengths_file)
-            done(len(examples))
 
 
 def _part_files(folder: Path, column: str, part: int) -> tuple[Path, Path]:
@@ -226,16 +212,17 @@ CHILD = "import sys; from flaxformer_lite.data import store; store.do_part(sys.a
 
 
 def do_part(job: str, part: int) -> None:
-    """What a process started by this module does: the pickled `job` on `part`, and a line for every step of it."""
+    """What a process started by this module does: one part of the work pickled in `job`, and a line for each step."""
     with open(job, "rb") as file:
-        work = pickle.load(file)
-    work(part, lambda count: os.write(1, b"%d\n" % count))  # which fails, and ends it, once the parent has died
+        work, folder, columns = pickle.load(file)
+    # Writing to the pipe fails, and ends this process, once the one that reads from it has died.
+    work.do(part, folder, columns, done=lambda count: os.write(1, b"%d\n" % count))
 
 
-def _in_processes(work: Callable, folder: Path, processes: int, done: Callable[[int], object]) -> bool:
+def _in_processes(work: _Work, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]) -> bool:
     """Has every part done by a process of its own; False, after a warning, if one of them failed."""
-    job, complaints = folder / "job", folder / "complaints"
-    job.write_bytes(pickle.dumps(work))
+    job, complaints, processes = folder / "job", folder / "complaints", len(work.border) - 1
+    job.write_bytes(pickle.dumps((work, folder, columns)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     read_end, write_end = os.pipe()
     children = []

@@ -6,10 +6,10 @@ room for them, and a row that would not hold its texts as drawn holds their usua
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from flaxformer_lite.data.examples import Examples
 from flaxformer_lite.data.ragged import Ragged
 from flaxformer_lite.data.segmentation import Segmenter, mixed
 from flaxformer_lite.data.tokenizer import Tokenizer, escape
@@ -23,7 +23,7 @@ class Drawing:
 
     def __init__(
         self,
-        read: Callable[[Sequence[int]], Any],
+        read: Callable[[Sequence[int]], Examples],
         tokenizer: Tokenizer,
         *,
         kind: str,
@@ -33,7 +33,7 @@ class Drawing:
     ):
         """
         Args:
-          read: a `datasets.Reader`: examples by their numbers.
+          read: the texts of examples by their numbers, as a `Reader` gives them.
           kind: of the tokenizer, 'bpe' or 'unigram'.
           strength: the probability that a merge is left out, or the power of the likelihoods.
           start: ids that every text begins with.
