@@ -1,6 +1,9 @@
-"""Compiled programs on disk: an entry that a killed process left unfinished is deleted, a whole one is kept."""
+"""The process: compiled programs on disk, of which only whole ones are kept, and memory that is used again."""
 
+import ctypes
 import os
+import subprocess
+import sys
 import zlib
 
 import pytest
@@ -64,3 +67,43 @@ def test_a_folder_that_cannot_be_made_is_told_and_does_not_end_the_run(tmp_path,
     (tmp_path / "file").write_text("")
     runtime.enable_compilation_cache(tmp_path / "file" / "cache")
     assert "no compiled programs are kept there" in caplog.text
+
+
+TOUCH_AGAIN = """
+import ctypes, resource
+from flaxformer_lite import runtime
+{keep}
+libc, size = ctypes.CDLL(None), 200 << 20
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+for round in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(ctypes.c_size_t(size))
+    ctypes.memset(block, 1, size)
+    libc.free(block)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+def test_memory_that_is_kept_comes_again_without_fresh_pages():
+    def fresh_bytes(keep):
+        words = [sys.executable, "-c", TOUCH_AGAIN.format(keep=keep)]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+    assert fresh_bytes("") > 10 * fresh_bytes("runtime.keep_memory()")
+
+
+@pytest.mark.parametrize(("platforms", "only_cpu"), [("cpu", True), ("cuda,cpu", False), ("tpu", False)])
+def test_what_jax_is_told_to_compute_on_says_whether_it_is_a_cpu_alone(monkeypatch, platforms, only_cpu):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    assert runtime.computes_on_cpu() is only_cpu
+
+
+@pytest.mark.parametrize("plugin", ["libtpu", "jax_plugins"])
+def test_a_plugin_for_an_accelerator_says_that_it_is_not_a_cpu_alone(monkeypatch, plugin):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    found = lambda present: lambda name: object() if name in present else None  # noqa: E731
+    monkeypatch.setattr(runtime.importlib.util, "find_spec", found([]))
+    assert runtime.computes_on_cpu()
+    monkeypatch.setattr(runtime.importlib.util, "find_spec", found([plugin]))
+    assert not runtime.computes_on_cpu()

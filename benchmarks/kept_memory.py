@@ -1,0 +1,85 @@
+"""What it saves on a CPU that freed memory is kept: time of a training step, and pages that the system had to make.
+
+Trains the default config on made-up batches in processes that keep memory and in ones that give it back, in turn.
+
+    python benchmarks/kept_memory.py --repeats=5
+"""
+
+import argparse
+import functools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+STEPS = 20
+
+
+def measure(keep: bool, config: str) -> dict[str, float]:
+    """Seconds of a step, CPU seconds of it in the system, and MiB of fresh pages; after as many steps to warm up."""
+    from flaxformer_lite import runtime
+
+    if keep:
+        runtime.keep_memory()
+    import jax
+    import numpy as np
+
+    from flaxformer_lite.command_line import find_config, load_config
+    from flaxformer_lite.config import resolve, with_vocabulary
+    from flaxformer_lite.data import pipeline
+    from flaxformer_lite.model import transformer
+    from flaxformer_lite.training import optim, step
+
+    chosen = resolve(load_config(find_config(config)))
+    chosen = with_vocabulary(chosen, chosen.data.vocab_size)
+    model = transformer.build_model(chosen.model)
+    optimizer = optim.make_optimizer(chosen.optim, d_model=chosen.model.d_model, num_steps=1000)
+    state = jax.jit(functools.partial(step.init_state, model, optimizer, seed=0))()
+    struct = pipeline.batch_struct(chosen, *pipeline.possible_shapes(chosen)[0])
+    ids = np.random.default_rng(0)
+    batch = {name: ids.integers(4, chosen.data.vocab_size, x.shape, np.int32) for name, x in struct.items()}
+    options = dict(model=model, optimizer=optimizer, label_smoothing=0.1)
+    train_step = jax.jit(functools.partial(step.train_step, **options), donate_argnums=0)
+    for number in range(2 * STEPS):
+        if number == STEPS:
+            started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+        state, sums = train_step(state, batch)
+        jax.block_until_ready(sums)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "seconds": (time.monotonic() - started) / STEPS,
+        "system": (after.ru_stime - before.ru_stime) / STEPS,
+        "fresh_mib": (after.ru_minflt - before.ru_minflt) * resource.getpagesize() / 2**20 / STEPS,
+        "peak_mib": after.ru_maxrss / 1024,
+    }
+
+
+def main() -> None:
+    """Prints the medians and the spread of both."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="default", help="a shipped config, or a file")
+    parser.add_argument("--repeats", type=int, default=5, help="processes of each kind")
+    parser.add_argument("--child", choices=("keep", "give"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(measure(arguments.child == "keep", arguments.config)))
+        return
+    found = {"give": [], "keep": []}
+    for _ in range(arguments.repeats):
+        for kind, runs in found.items():
+            words = [sys.executable, __file__, f"--config={arguments.config}", f"--child={kind}"]
+            environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+            runs.append(json.loads(subprocess.run(words, env=environment, check=True, capture_output=True).stdout))
+    for kind, runs in found.items():
+        parts = []
+        for name in runs[0]:
+            values = sorted(run[name] for run in runs)
+            parts.append(f"{name} {statistics.median(values):.3g} ({values[0]:.3g} to {values[-1]:.3g})")
+        print(f"{kind}: {', '.join(parts)}")
+
+
+if __name__ == "__main__":
+    main()
