@@ -179,7 +179,7 @@ def test_logits_are_products_with_the_embeddings_or_untied_with_a_matrix_of_thei
     params, x = variables["params"], np.random.default_rng(0).normal(size=(2, 5, 14)).astype(np.float32)
     matrix_VD = np.asarray(params["target_embedding"]["embedding"] if tied else params["output"]["kernel"])
     expected = x @ matrix_VD.T + (np.asarray(params["output"]["bias"]) if output_bias else 0)
-    logits = model.apply(variables, x, method=lambda model, x: model.output(x))
+    logits = transformer.project(x, model.apply(variables, method="output_weights"), model.config)
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
