@@ -19,9 +19,11 @@ def get_config():
     config.model.dropout = 0.3
     config.data.update(dataset="parallel_text", tokenizer="bpe", vocab_size=10_000)
     config.data.update(train_files=files("train"), validation_files=files("val"), test_files=files("test_2016_flickr"))
-    config.data.update(tokens_per_batch=4096, buckets=(16, 24, 32, 64))
+    config.data.update(tokens_per_batch=4096, buckets=(12, 14, 16, 18, 20, 24, 32, 64))
     config.optim.update(schedule="inverse_sqrt", learning_rate=5e-3, warmup_steps=2000)
-    config.train.update(num_steps=8000, log_every=50, eval_every=500, checkpoint_every=500, keep_newest=10)
+    config.train.update(num_steps=8000, log_every=50, eval_every=500, checkpoint_every=500)
+    config.train.update(keep_newest=10, average="last:10", best_metric="bleu")
+    config.decode.update(method="beam", beam_size=5, alpha=1.0)
     return config
 
 
