@@ -103,7 +103,8 @@ def translate(arguments: Sequence[str]) -> int:
     answer = translate.LineTranslator(translator, **request.lines)
     split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **translator.run.asked()})
     if split:
-        print(f"note: {split:,} lines were too long for the model and translated in segments.", file=sys.stderr)
+        told = "lines that were too long for the model and translated in segments"
+        print(f"note: {told}: {split:,}", file=sys.stderr)
     return 0
 
 

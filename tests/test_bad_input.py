@@ -300,12 +300,32 @@ def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_
         ("--n_best=2", "n_best: goes with decode.method='beam' only, and it is 'greedy'"),
         ("--method=beam --n_best=5", "n_best: expected 1 to 4 (decode.beam_size), got 5"),
         ("--prefix=k\udce4se", "--prefix: expected UTF-8, got 'k\\udce4se'"),
+        ("--method=beam --n_best=2 --long=split", "--long=split: goes with one translation a line"),
+        ("--tokens_per_batch=0", "config.decode.tokens_per_batch: expected 1 or more, got 0"),
+        ("--restart", "--restart: goes with --output=FILE"),
+        ("--input=in.txt --output=no/out.txt", "--output=no/out.txt: cannot be written: No such file or directory"),
+        ("--input=none.txt --output=out.txt", "--input=none.txt: cannot be read: No such file or directory"),
         (f"--input=in.txt --prefix={'1' * 200}", "prefix 1: 200 tokens, and the model takes at most 127"),
     ],
 )
 def test_a_wrong_flag_of_translate_is_refused_by_name(refused, finished_run, tmp_path, flag, words):
     (tmp_path / "in.txt").write_text("3 days\n")
     assert words in refused("translate", f"--workdir={finished_run}", *flag.split())
+
+
+@pytest.mark.parametrize("output", ["", "--output=out.txt"])
+def test_a_line_that_is_too_long_is_refused_by_its_file_and_number(refused, finished_run, tmp_path, output):
+    (tmp_path / "in.txt").write_text("3 days\n\n" + "1" * 200 + "\n")
+    words = ["translate", f"--workdir={finished_run}", "--input=in.txt", *output.split()]
+    told = "in.txt, line 3: 200 tokens, and the model takes at most 127; split it into shorter sentences, or have that"
+    assert f"{told} done by --long=split. It begins: '111" in refused(*words)
+
+
+def test_a_part_of_another_job_is_refused_and_left_as_it_is(refused, finished_run, tmp_path):
+    (tmp_path / "in.txt").write_text("3 days\n")
+    (tmp_path / "out.txt.partial").write_text("mine")
+    message = refused("translate", f"--workdir={finished_run}", "--input=in.txt", "--output=out.txt")
+    assert "--output=out.txt: out.txt.partial is there, and out.txt.partial.json, which tells what it is of" in message
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,14 @@ def test_rows_are_what_the_tokens_hold_or_an_eighth_for_few_and_always_a_multipl
 def test_texts_are_the_same_whatever_the_tokens_of_a_batch_and_few_shapes_are_compiled(model, params, expected, method):
     sources = [source for source in SOURCES for _ in range(7)]
     texts, shapes = {}, {}
-    for tokens in (1, 16 * 5, 16 * 61):
+    for tokens in (1, 16 * 61):
         compiled = shapes[tokens] = []
         config = dataclasses.replace(GREEDY, method=method, temperature=1.5, tokens_per_batch=tokens)
         decoder = Decoder(model, config, compile_with=lambda compile, seen=compiled: seen.append(1) or compile())
         texts[tokens] = [ids.tolist() for ids in decoder(params, sources)]
-    assert texts[1] == texts[16 * 5] == texts[16 * 61]
+    assert texts[1] == texts[16 * 61]
     assert (texts[1] == [ids for ids in expected for _ in range(7)]) == (method == "greedy")
-    assert [len(seen) for seen in shapes.values()] == [2, 2, 2]  # of the two padded lengths, 16 and 19
+    assert [len(seen) for seen in shapes.values()] == [2, 2]  # of the two padded lengths, 16 and 19
 
 
 def test_beams_count_as_rows_and_so_leave_room_for_fewer_sentences(model):
