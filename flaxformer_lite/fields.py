@@ -120,7 +120,9 @@ class DecodeConfig:
     max_extra_length: int = 50  # most tokens beyond those of the source, or of the prompt; section 6.1
     min_length: int = 0  # tokens before the end symbol may come, those of a prompt or prefix counted
     no_repeat_ngram: int | None = None  # no n-gram of this length occurs twice in a text (Paulus 2018); None: any may
-    tokens_per_batch: int = 4096  # input positions decoded at once, padding and beams counted: 256 rows of 16, 64 of 64
+    tokens_per_batch: int = (
+        4096  # positions of inputs decoded at once, with padding and for each beam; a GPU takes more
+    )
 
 
 @dataclasses.dataclass(frozen=True)

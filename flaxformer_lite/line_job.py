@@ -122,7 +122,9 @@ class _Kept(_Stream):
         """Until the file is closed, or the process dies."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            if not os.path.samestat(os.fstat(self._file.fileno()), self._partial.stat()):
+                raise BlockingIOError  # another process has given it its name meanwhile
+        except (BlockingIOError, FileNotFoundError) as error:
             raise ValueError(
                 f"--output={self._path}: another process is writing {self._partial}; wait, or choose another name."
             ) from error
@@ -136,13 +138,7 @@ class _Kept(_Stream):
         size = self._file.seek(0, os.SEEK_END)
         if not size:  # new: a record without a part is of a job that has ended
             return 0
-        try:
-            record = json.loads(self._record.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"--output={self._path}: {self._partial} is there, and {self._record.name}, which tells what it is of, "
-                f"cannot be read; {self._ways}"
-            ) from error
+        record = self._read_record()
         for name in sorted(record["asked"].keys() | self._asked.keys()):
             old, new = record["asked"].get(name), self._asked.get(name)
             if old != new and (name, old) != ("--long", "refuse"):  # of what is done, nothing was too long
@@ -158,6 +154,18 @@ class _Kept(_Stream):
             )
         self._lines, self.split = record["lines"], record["split"]
         return record["written"]
+
+    def _read_record(self) -> dict[str, Any]:
+        try:
+            record = json.loads(self._record.read_text(encoding="utf-8"))
+            if record.keys() != {"asked", "written", "split", *LineReader.START}:
+                raise ValueError("these are other fields")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"--output={self._path}: {self._partial} is there, and {self._record.name}, which tells what it is of, "
+                f"cannot be read; {self._ways}"
+            ) from error
+        return record
 
     @property
     def _ways(self) -> str:

@@ -476,6 +476,17 @@ def test_an_error_of_a_library_is_a_bug_and_keeps_its_traceback(monkeypatch, cap
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_key_that_interrupts_ends_a_command_with_130_and_no_traceback(monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(__main__, "exit_now", sys.exit)
+    monkeypatch.setitem(__main__.COMMANDS, "translate", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["translate"])
+    assert ended.value.code == 130 and capsys.readouterr() == ("", "")
+
+
 def test_several_processes_without_a_workdir_are_refused(refused, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert "--workdir: several processes need one folder" in refused("train", *runs.flags())

@@ -90,6 +90,27 @@ def test_a_job_that_stopped_keeps_what_was_done_and_goes_on_after_the_last_whole
     assert job.output.read_bytes() == EXPECTED and names(job) == ["in.txt", "out.txt"]
 
 
+def test_a_record_without_its_part_is_of_a_job_that_has_ended(job):
+    stop_at(job, 40)
+    job.output.with_name("out.txt.partial").unlink()
+    answer = Shouting()
+    assert run(job, answer, model="another") == 51 and answer.seen == list(range(1, 102))
+    assert names(job) == ["in.txt", "out.txt"]
+
+
+def test_a_key_that_interrupts_keeps_what_was_done(job):
+    def interrupted(window):
+        if window.first >= 14:
+            raise KeyboardInterrupt
+        return Shouting()(window)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job, interrupted)
+    answer = Shouting()
+    run(job, answer)
+    assert answer.seen[0] == 15 and job.output.read_bytes() == EXPECTED
+
+
 def test_what_was_written_after_the_last_record_does_not_count(job):
     stop_at(job, 40)
     with job.output.with_name("out.txt.partial").open("ab") as file:
@@ -158,6 +179,9 @@ def test_a_part_that_nobody_knows_or_that_was_cut_is_refused(job):
     ):
         run(job)
     assert partial.read_text() == "mine"
+    record.write_text("{}")
+    with pytest.raises(ValueError, match="which tells what it is of, cannot be read; put it right"):
+        run(job)
     partial.unlink()
     stop_at(job, 40)
     written = json.loads(record.read_text())["written"]
