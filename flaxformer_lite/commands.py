@@ -258,7 +258,7 @@ DECODE = {  # every field of DecodeConfig: how its flag is defined, and what --h
     "max_extra_length": (flags.DEFINE_integer, "most tokens beyond those of the source or prompt"),
     "min_length": (flags.DEFINE_integer, "fewest tokens of a text"),
     "no_repeat_ngram": (flags.DEFINE_integer, "n: no n tokens in a row occur twice in a text"),
-    "tokens_per_batch": (flags.DEFINE_integer, "source tokens decoded at once, padding and beams counted"),
+    "tokens_per_batch": (flags.DEFINE_integer, "input tokens decoded at once, with padding and for each beam"),
 }
 
 

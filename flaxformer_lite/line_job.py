@@ -20,10 +20,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import tqdm
 
-from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data.line_windows import WINDOW, LineReader, Window, as_text
 
 QUIET = 3.0  # seconds that a job may take without a word
+BAR, COUNTER = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]", "{desc} [{elapsed}]"
 PACE = 10.0  # seconds between two lines of progress in a log
 
 
@@ -185,7 +185,9 @@ class _Kept(_Stream):
 
     def _write_record(self, done: Mapping[str, Any], *, written: int) -> None:
         record = {"asked": self._asked, **done, "split": self.split, "written": written}
-        workdir_lib.write_whole(self._record, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        new = self._record.with_name(f"{self._record.name}.new")  # a process that is killed leaves it to the next
+        new.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        new.replace(self._record)
 
     def finish(self) -> None:
         """The name for the whole file; the record goes last, for it means nothing without the part."""
@@ -223,9 +225,7 @@ class _Progress:
             initial=reader.bytes,
             delay=QUIET,
             dynamic_ncols=True,
-            bar_format="{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]"
-            if reader.size
-            else "{desc} [{elapsed}]",
+            bar_format=BAR if reader.size else COUNTER,
         )
 
     def __enter__(self) -> "_Progress":

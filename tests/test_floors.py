@@ -23,7 +23,7 @@ FLOORS = {
     "plots": 0,
     "scoring": 0,
     "command_line": 3,
-    "line_job": 3,
+    "line_job": 1,
     "commands": 4,
     "model.masks": 0,
     "model.dropout": 0,

@@ -103,6 +103,21 @@ def test_a_pipe_gives_a_window_as_soon_as_it_is_there_and_nobody_knows_its_size(
         assert [window.lines for window in windows] == [["c"]]
 
 
+def test_the_end_of_the_input_is_asked_for_once(path):
+    class Typed(io.BytesIO):
+        def readline(self, *size):
+            line = super().readline(*size)
+            self.ends += not line
+            return line
+
+    with LineReader(path) as reader:
+        reader._file.close()
+        reader._file = Typed(RAW)
+        reader._file.ends = 0
+        assert [len(window.lines) for window in reader.windows(17)] == [17, 1]
+        assert reader._file.ends == 1
+
+
 def test_no_bytes_are_no_window_and_a_file_that_cannot_be_read_is_refused(path, tmp_path):
     path.write_bytes(b"")
     assert windows_of(path) == []

@@ -65,7 +65,7 @@ class LineReader:
             raise self._unreadable(error) from error
         self.size, self.lines, self.bytes = _size(self._file), 0, 0
         self._digest = hashlib.sha256()
-        self._ahead = b""  # a line that did not fit into the window before
+        self._ahead, self._ended = b"", False  # a line that did not fit into the window before
 
     def __enter__(self) -> "LineReader":
         return self
@@ -101,7 +101,7 @@ class LineReader:
 
     def _window(self, most: int) -> Sequence[bytes]:
         lines, room = [], WINDOW_BYTES
-        while len(lines) < most:
+        while len(lines) < most and not self._ended:  # whoever types ends the input but once
             line, self._ahead = self._ahead or self._read(self._file.readline, WINDOW_BYTES + 1), b""
             if len(line) > WINDOW_BYTES:
                 number = self.lines + len(lines) + 1
@@ -109,9 +109,9 @@ class LineReader:
             room -= len(line)
             if room < 0:
                 self._ahead = line
-            if room < 0 or not line:
                 break
-            lines.append(line)
+            self._ended = not line
+            lines += [line] if line else []
         return lines
 
     def _count(self, read: bytes) -> None:
