@@ -97,22 +97,14 @@ def translate(arguments: Sequence[str]) -> int:
     from flaxformer_lite import runtime
 
     runtime.start()
-    from flaxformer_lite import translate
+    from flaxformer_lite import line_job, translate
 
     translator = translate.load(request.workdir, **request.model, **request.decode)  # before it waits for useless input
-    if request.n_best:
-        translator.n_best([], request.n_best)  # so is a number that it could not write
-    lines = command_line.read_lines(request.input)
-    prefixes = None if request.prefix is None else [request.prefix] * len(lines)
-    if request.n_best:
-        written = [
-            f"{number}\t{score:.6f}\t{text}"
-            for number, found in enumerate(translator.n_best(lines, request.n_best, prefixes), start=1)
-            for text, score in found
-        ]
-    else:
-        written = translator(lines, prefixes)
-    command_line.write_lines(request.output, written)
+    answer = translate.LineTranslator(translator, **request.lines)
+    split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **translator.run.asked()})
+    if split:
+        told = "lines that were too long for the model and translated in segments"
+        print(f"note: {told}: {split:,}", file=sys.stderr)
     return 0
 
 
@@ -122,11 +114,11 @@ def classify(arguments: Sequence[str]) -> int:
     from flaxformer_lite import runtime
 
     runtime.start()
-    from flaxformer_lite import classify
+    from flaxformer_lite import classify, line_job
 
     classifier = classify.load(request.workdir, **request.model)
-    lines = command_line.read_lines(request.input)
-    command_line.write_lines(request.output, classifier(lines))
+    answer = lambda window: line_job.Answer(classifier(window.lines, name=window.name, numbers=window.numbers))  # noqa: E731
+    line_job.run(request.job, answer, asked=lambda: {**request.asked, **classifier.run.asked()})
     return 0
 
 
@@ -191,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 2
     except BrokenPipeError:
         code = 0
+    except KeyboardInterrupt:
+        code = 130
     exit_now(code)
 
 

@@ -23,19 +23,26 @@ class Classifier:
         self.run = run
         self._logits = jax.jit(run.model.apply)
 
-    def __call__(self, texts: Sequence[str]) -> list[str]:
-        """The name of each text's likeliest class; an empty text gives an empty name."""
-        probability_NC = self.probabilities(texts)
+    def __call__(self, texts: Sequence[str], *, name: str = "text", numbers: Sequence[int] | None = None) -> list[str]:
+        """The name of each text's likeliest class; an empty text gives an empty name.
+
+        Args:
+          name, numbers: what an error calls a text; None: its number, counted from 1.
+
+        Raises:
+          ValueError: a text has more tokens than the model takes.
+        """
+        probability_NC = self.probabilities(texts, name=name, numbers=numbers)
         best_N = probability_NC.argmax(axis=1)
         return [self.run.label_names[best] if text else "" for text, best in zip(texts, best_N, strict=True)]
 
-    def probabilities(self, texts: Sequence[str]) -> np.ndarray:
-        """(N, C): how likely each text is of each of `run.label_names`.
-
-        Raises:
-          ValueError: a text has more tokens than the model takes; it is named by its number, counted from 1.
-        """
-        rows = [np.concatenate([[BOS], ids]).astype(np.int32) for ids in self.run.encode(texts)]
+    def probabilities(
+        self, texts: Sequence[str], *, name: str = "text", numbers: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """(N, C): how likely each text is of each of `run.label_names`; the rest as when called."""
+        rows = [
+            np.concatenate([[BOS], ids]).astype(np.int32) for ids in self.run.encode(texts, name=name, numbers=numbers)
+        ]
         probability_NC = np.zeros((len(rows), len(self.run.label_names)), np.float32)
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         for first in range(0, len(order), trained.ROWS):

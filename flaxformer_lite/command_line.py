@@ -14,6 +14,7 @@ from ml_collections import config_dict, config_flags
 
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import did_you_mean
+from flaxformer_lite.data.line_windows import as_text, decode_line
 
 PACKAGE = Path(__file__).parent
 
@@ -190,21 +191,12 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     Raises:
       ValueError: the file cannot be read, or a line is not UTF-8; it is named.
     """
-    name = path or "standard input"
     try:
         raw = path.read_bytes() if path else sys.stdin.buffer.read()
     except OSError as error:
         raise ValueError(f"{flag}={path}: cannot be read: {error.strerror}.") from error
-    lines = []
-    for number, line in enumerate(raw.removesuffix(b"\n").split(b"\n") if raw else [], start=1):
-        try:
-            lines.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{name}, line {number}: expected UTF-8, got byte 0x{line[error.start]:02x} at column "
-                f"{error.start + 1}; convert it, for example with iconv -t UTF-8."
-            ) from error
-    return lines
+    lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
+    return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
 
 
 def write_lines(path: Path | None, lines: Sequence[str]) -> None:
@@ -213,7 +205,7 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
     Raises:
       ValueError: the file cannot be written.
     """
-    text = "".join(line.replace("\n", " ") + "\n" for line in lines)
+    text = as_text(lines)
     if path is None:
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()

@@ -9,6 +9,8 @@ from absl import flags
 from flaxformer_lite import command_line
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
+from flaxformer_lite.data.line_windows import WINDOW
+from flaxformer_lite.line_job import LineJob
 
 
 class TrainRequest(NamedTuple):
@@ -42,24 +44,32 @@ class ScoreRequest(NamedTuple):
 
 
 class TranslateRequest(NamedTuple):
-    """What `translate` was asked to do; no path means standard input or output."""
+    """What `translate` was asked to do."""
 
     workdir: Path
-    input: Path | None
-    output: Path | None
-    prefix: str | None
-    n_best: int | None
+    job: LineJob
+    lines: dict[str, object]  # `prefix`, `n_best` and `long`: what becomes of each line
     decode: dict[str, object]  # fields of DecodeConfig that were given
     model: dict[str, str]  # `average` and `parameters`, if they were given
 
+    @property
+    def asked(self) -> dict[str, object]:
+        """What its answers depend on beside the model and the input."""
+        lines = {f"--{name}": value for name, value in self.lines.items()}
+        return {"command": "translate", "--window": self.job.window, **lines}
+
 
 class ClassifyRequest(NamedTuple):
-    """What `classify` was asked to do; no path means standard input or output."""
+    """What `classify` was asked to do."""
 
     workdir: Path
-    input: Path | None
-    output: Path | None
+    job: LineJob
     model: dict[str, str]  # `average` and `parameters`, if they were given
+
+    @property
+    def asked(self) -> dict[str, object]:
+        """What its answers depend on beside the model and the input."""
+        return {"command": "classify", "--window": self.job.window}
 
 
 class GenerateRequest(NamedTuple):
@@ -163,7 +173,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
     """Flags of `translate`; a field of `decode` that is not given stays as the run has it."""
 
     def define(values: flags.FlagValues) -> None:
-        _define_paths(values)
+        _define_job(values)
         flags.DEFINE_string(
             "prefix", None, "what each translation begins with; no space at its end", flag_values=values
         )
@@ -175,34 +185,47 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
             lower_bound=1,
             flag_values=values,
         )
+        long = "a line that is too long for the model is refused, or split: translated in segments"
+        flags.DEFINE_enum("long", "refuse", ["refuse", "split"], long, flag_values=values)
         _define_decode(values)
         _define_model(values)
 
-    usage = "usage: translate --workdir=W [--input=F] [--output=F] [--method=beam --beam_size=4 --n_best=N ...]"
+    usage = "usage: translate --workdir=W [--input=F] [--output=F] [--long=split] [--method=beam --n_best=N ...]"
     values = command_line.parse(arguments, define, usage=usage)
     _check_utf8("--prefix", values.prefix or "")
-    return TranslateRequest(*_paths(values), values.prefix, values.n_best, _decode_given(values), _model(values))
+    lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
+    return TranslateRequest(_required_workdir(values), _job(values), lines, _decode_given(values), _model(values))
 
 
 def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:
     """Flags of `classify`."""
 
     def define(values: flags.FlagValues) -> None:
-        _define_paths(values)
+        _define_job(values)
         _define_model(values)
 
     values = command_line.parse(arguments, define, usage="usage: classify --workdir=W [--input=F] [--output=F]")
-    return ClassifyRequest(*_paths(values), _model(values))
+    return ClassifyRequest(_required_workdir(values), _job(values), _model(values))
 
 
-def _define_paths(values: flags.FlagValues) -> None:
+def _define_job(values: flags.FlagValues) -> None:
     flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
     flags.DEFINE_string("input", None, "UTF-8 text, one a line; default: standard input", flag_values=values)
     flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
+    window = "lines that are read, answered and written at a time; a job that was killed goes on after the last of them"
+    flags.DEFINE_integer("window", WINDOW, window, lower_bound=1, flag_values=values)
+    restart = "begin anew, though OUTPUT.partial holds a part of the answers"
+    flags.DEFINE_boolean("restart", False, restart, flag_values=values)
+    progress = "tell how far it is on standard error; default: if that is a terminal, and only where it takes long"
+    flags.DEFINE_boolean("progress", None, progress, flag_values=values)
 
 
-def _paths(values: flags.FlagValues) -> tuple[Path, Path | None, Path | None]:
-    return _required_workdir(values), *(Path(path) if path else None for path in (values.input, values.output))
+def _job(values: flags.FlagValues) -> LineJob:
+    """Raises ValueError for a flag that would be ignored."""
+    if values.restart and not values.output:
+        raise ValueError("--restart: goes with --output=FILE; of what goes to standard output nothing is kept.")
+    paths = (Path(path) if path else None for path in (values.input, values.output))
+    return LineJob(*paths, values.window, values.restart, values.progress)
 
 
 def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
@@ -235,6 +258,7 @@ DECODE = {  # every field of DecodeConfig: how its flag is defined, and what --h
     "max_extra_length": (flags.DEFINE_integer, "most tokens beyond those of the source or prompt"),
     "min_length": (flags.DEFINE_integer, "fewest tokens of a text"),
     "no_repeat_ngram": (flags.DEFINE_integer, "n: no n tokens in a row occur twice in a text"),
+    "tokens_per_batch": (flags.DEFINE_integer, "input tokens decoded at once, with padding and for each beam"),
 }
 
 

@@ -245,7 +245,8 @@ def save(
 
 
 def _method(decode: DecodeConfig) -> str:
-    """'greedy', or 'sample-temperature=0.8': the method, and what differs from the defaults."""
+    """'greedy', or 'sample-temperature=0.8': the method, and what differs from the defaults and changes texts."""
     defaults, fields = dataclasses.asdict(DecodeConfig()), dataclasses.asdict(decode)
-    changed = (f"{name}={value}" for name, value in fields.items() if name != "method" and value != defaults[name])
+    unnamed = ("method", "tokens_per_batch")
+    changed = (f"{name}={value}" for name, value in fields.items() if name not in unnamed and value != defaults[name])
     return "-".join([decode.method, *changed])

@@ -120,6 +120,9 @@ class DecodeConfig:
     max_extra_length: int = 50  # most tokens beyond those of the source, or of the prompt; section 6.1
     min_length: int = 0  # tokens before the end symbol may come, those of a prompt or prefix counted
     no_repeat_ngram: int | None = None  # no n-gram of this length occurs twice in a text (Paulus 2018); None: any may
+    tokens_per_batch: int = (
+        4096  # positions of inputs decoded at once, with padding and for each beam; a GPU takes more
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +170,7 @@ AT_LEAST_ONE = """
     model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
     data.vocabulary_sample data.longest_line optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
     train.eval_every train.checkpoint_every train.keep_newest train.patience decode.top_k decode.beam_size
-    decode.no_repeat_ngram
+    decode.no_repeat_ngram decode.tokens_per_batch
 """.split()
 AT_LEAST_ZERO = """
     train.keep_best train.decode_examples decode.max_extra_length decode.min_length data.seed train.seed decode.seed

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from flaxformer_lite.model import transformer
 from flaxformer_lite.training import checkpoint, metrics, parallel, step, writers
 from flaxformer_lite.training.checkpoint import Checkpoints
 
-ROWS = 64  # texts decoded at once
+ROWS = 64  # texts classified at once
 PARTS = {"raw": "params", "ema": "ema"}  # which parameters, and the part of a checkpoint that holds them
 
 
@@ -64,22 +65,54 @@ class Trained:
     label_names: list[str] | None  # of a classifier's classes
     origin: Origin = Origin(steps=(0,))
 
-    def encode(self, texts: Sequence[str], *, name: str = "text") -> list[np.ndarray]:
-        """One array of ids a text; `name`: what an error calls it.
+    @property
+    def longest(self) -> int:
+        """Most tokens of a text, beside its start and end symbols."""
+        model = self.config.model
+        return model.max_length - (2 if model.architecture == "encoder_classifier" else 1)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        name: str = "text",
+        numbers: Sequence[int] | None = None,
+        advice: str = "split it into shorter sentences",
+    ) -> list[np.ndarray]:
+        """One array of ids a text.
+
+        Args:
+          name, numbers, advice: what an error calls a text, and what to do about it.
 
         Raises:
           ValueError: a text has more tokens than the model takes; it is named by its number, counted from 1.
         """
-        rows, model = self.tokenizer.encode(texts), self.config.model
-        longest = model.max_length - (2 if model.architecture == "encoder_classifier" else 1)  # start and end symbols
-        for number, (text, ids) in enumerate(zip(texts, rows, strict=True), start=1):
-            if len(ids) > longest:
-                advice = "split it into shorter sentences" if name == "text" else "shorten it"
+        rows = self.tokenizer.encode(texts)
+        for number, text, ids in zip(numbers or range(1, len(texts) + 1), texts, rows, strict=True):
+            if len(ids) > self.longest:
                 raise ValueError(
-                    f"{name} {number}: {len(ids)} tokens, and the model takes at most {longest}; {advice}. "
-                    f"It begins: {text[:60]!r}"
+                    f"{name} {number}: {len(ids)} tokens, and the model takes at most {self.longest}; "
+                    f"{advice}. It begins: {text[:60]!r}"
                 )
         return rows
+
+    def fits(self, text: str) -> bool:
+        """Whether the model takes this text."""
+        return len(self.tokenizer.encode([text])[0]) <= self.longest
+
+    def asked(self) -> dict[str, object]:
+        """What answers depend on, by the names that users know: the model, and how it writes."""
+        decode = {f"--{name}": value for name, value in dataclasses.asdict(self.config.decode).items()}
+        model = f"{self.origin}, parameters {self.fingerprint()[:16]}"
+        return {"model": model} | (decode if self.config.model.architecture != "encoder_classifier" else {})
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the model's settings, its parameters and the tokenizer, wherever the run lies."""
+        digest = hashlib.sha256(f"{self.config.model} {self.tokenizer.fingerprint}".encode())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
+            digest.update(jax.tree_util.keystr(path).encode())
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        return digest.hexdigest()
 
 
 def load(
@@ -188,4 +221,4 @@ def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:
 def make_decoder(model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options) -> Decoder:
     """A `Decoder` that splits its batches over the devices of `mesh`."""
     sharding = parallel.decoding_shardings(mesh)
-    return Decoder(model, config.decode, rows=-(-ROWS // mesh.size) * mesh.size, sharding=sharding, **options)
+    return Decoder(model, config.decode, rows_multiple=mesh.size, sharding=sharding, **options)

@@ -222,8 +222,9 @@ def test_a_sentence_that_the_model_cannot_take_is_refused_by_its_number(
     workdir = request.getfixturevalue(run)
     (tmp_path / "in.txt").write_text("one\n" + "1 " * 200 + "\n")
     message = refused(command, f"--workdir={workdir}", "--input=in.txt", "--output=out.txt")
-    assert "text 2: " in message
+    assert "in.txt, line 2: " in message
     assert f"the model takes at most {longest}" in message
+    assert ("or have that done by --long=split. It begins: '1 1 " in message) == (command == "translate")
 
 
 def test_a_prompt_that_the_model_cannot_take_is_refused(refused, finished_language_model):
@@ -294,12 +295,24 @@ def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_
         ("--n_best=2", "n_best: goes with decode.method='beam' only, and it is 'greedy'"),
         ("--method=beam --n_best=5", "n_best: expected 1 to 4 (decode.beam_size), got 5"),
         ("--prefix=k\udce4se", "--prefix: expected UTF-8, got 'k\\udce4se'"),
+        ("--method=beam --n_best=2 --long=split", "--long=split: goes with one translation a line"),
+        ("--tokens_per_batch=0", "config.decode.tokens_per_batch: expected 1 or more, got 0"),
+        ("--restart", "--restart: goes with --output=FILE"),
+        ("--input=in.txt --output=no/out.txt", "--output=no/out.txt: cannot be written: No such file or directory"),
+        ("--input=none.txt --output=out.txt", "--input=none.txt: cannot be read: No such file or directory"),
         (f"--input=in.txt --prefix={'1' * 200}", "error: prefix 1: 2"),
     ],
 )
 def test_a_wrong_flag_of_translate_is_refused_by_name(refused, finished_run, tmp_path, flag, words):
     (tmp_path / "in.txt").write_text("3 days\n")
     assert words in refused("translate", f"--workdir={finished_run}", *flag.split())
+
+
+def test_a_part_of_another_job_is_refused_and_left_as_it_is(refused, finished_run, tmp_path):
+    (tmp_path / "in.txt").write_text("3 days\n")
+    (tmp_path / "out.txt.partial").write_text("mine")
+    message = refused("translate", f"--workdir={finished_run}", "--input=in.txt", "--output=out.txt")
+    assert "--output=out.txt: out.txt.partial is there, and out.txt.partial.json, which tells what it is of" in message
 
 
 @pytest.mark.parametrize(
@@ -455,6 +468,17 @@ def test_an_error_of_a_library_is_a_bug_and_keeps_its_traceback(monkeypatch, cap
         __main__.main(["train"])
     assert ended.value.code == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_key_that_interrupts_ends_a_command_with_130_and_no_traceback(monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(__main__, "exit_now", sys.exit)
+    monkeypatch.setitem(__main__.COMMANDS, "translate", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["translate"])
+    assert ended.value.code == 130 and capsys.readouterr() == ("", "")
 
 
 def test_several_processes_without_a_workdir_are_refused(refused, monkeypatch):

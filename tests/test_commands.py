@@ -19,6 +19,8 @@ from flaxformer_lite.commands import (
     parse_translate,
 )
 from flaxformer_lite.config import DecodeConfig, differences, resolve
+from flaxformer_lite.data.line_windows import WINDOW
+from flaxformer_lite.line_job import LineJob
 
 CONFIG_FILE = """from flaxformer_lite.config import default_config
 
@@ -123,14 +125,24 @@ def test_every_command_on_a_run_takes_an_average_and_which_parameters(parser):
 
 def test_translating_and_classifying_read_and_write_files_or_the_standard_streams():
     for parser in (parse_translate, parse_classify):
-        assert parser(["--workdir=w"])[:3] == (Path("w"), None, None)
-        assert parser(["--workdir=w", "--input=a", "--output=b"])[:3] == (Path("w"), Path("a"), Path("b"))
+        assert parser(["--workdir=w"])[:2] == (Path("w"), LineJob())
+        request = parser(["--workdir=w", "--input=a", "--output=b", "--window=7", "--restart", "--noprogress"])
+        assert request[:2] == (Path("w"), LineJob(Path("a"), Path("b"), 7, True, False))
+        assert parser(["--workdir=w", "--progress"]).job == LineJob(progress=True)
+        assert (request.asked["command"], request.asked["--window"]) == (parser.__name__.removeprefix("parse_"), 7)
+        with pytest.raises(ValueError, match=r"^--restart: goes with --output=FILE"):
+            parser(["--workdir=w", "--restart"])
 
 
 def test_translating_takes_a_prefix_and_a_number_of_translations_and_is_as_the_run_has_it_unless_told():
-    assert parse_translate(["--workdir=w"])[3:] == (None, None, {}, {})
+    own = {"prefix": None, "n_best": None, "long": "refuse"}
+    assert parse_translate(["--workdir=w"])[2:] == (own, {}, {})
     request = parse_translate(["--workdir=w", "--prefix=a b", "--n_best=3", "--method=beam", "--alpha=1"])
-    assert request[3:] == ("a b", 3, {"method": "beam", "alpha": 1.0}, {})
+    assert request[2:] == (own | {"prefix": "a b", "n_best": 3}, {"method": "beam", "alpha": 1.0}, {})
+    assert request.asked == {
+        "command": "translate", "--window": WINDOW, "--prefix": "a b", "--n_best": 3, "--long": "refuse"
+    }  # fmt: skip
+    assert parse_translate(["--workdir=w", "--long=split"]).lines == own | {"long": "split"}
 
 
 def test_generating_writes_one_text_of_nothing_as_the_run_would_unless_told():
@@ -142,7 +154,7 @@ def test_generating_writes_one_text_of_nothing_as_the_run_would_unless_told():
 @pytest.mark.parametrize("parser", [parse_translate, parse_generate])
 def test_what_writes_takes_every_field_of_decoding_by_its_name_and_type(parser):
     values = {"method": "sample", "temperature": 0.5, "top_k": 7, "top_p": 0.75, "seed": 11, "max_extra_length": 0}
-    values |= {"beam_size": 3, "alpha": 0.25, "min_length": 5, "no_repeat_ngram": 2}
+    values |= {"beam_size": 3, "alpha": 0.25, "min_length": 5, "no_repeat_ngram": 2, "tokens_per_batch": 97}
     assert values.keys() == {field.name for field in dataclasses.fields(DecodeConfig)}
     flags = [f"--{name}={value}" for name, value in values.items()]
     assert parser(["--workdir=w", *flags]).decode == values
@@ -154,7 +166,8 @@ def test_what_writes_takes_every_field_of_decoding_by_its_name_and_type(parser):
     ("parser", "flag"),
     [
         *((parse_generate, flag) for flag in ("--count=0", "--count=-1", "--count=two")),
-        *((parse_translate, flag) for flag in ("--n_best=0", "--n_best=-1", "--n_best=two")),
+        *((parse_translate, flag) for flag in ("--n_best=0", "--n_best=-1", "--n_best=two", "--long=cut")),
+        *((parser, "--window=0") for parser in (parse_translate, parse_classify)),
         *((parser, flag) for parser in (parse_generate, parse_translate) for flag in ("--top_k=1.5", "--alpha=long")),
     ],
 )

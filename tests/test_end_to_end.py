@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +230,24 @@ def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished
     assert lines_of(target.read_text(encoding="utf-8")) == translated
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
     assert translate.load(finished_run)(lines) == translated
+
+
+def test_translate_goes_on_where_it_was_killed_and_splits_what_is_too_long(finished_run, tmp_path):
+    lines = [f"{number} days and {number * number} hours" for number in range(331)]
+    lines[300] = " ".join(f"It takes {number} days." for number in range(60))
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("".join(f"{line}\n" for line in lines))
+    record = tmp_path / "out.txt.partial.json"
+    words = ["translate", f"--workdir={finished_run}", f"--input={source}", f"--output={target}", "--window=17"]
+    done = lambda: json.loads(record.read_text())["lines"] if record.exists() else 0  # noqa: E731
+    runs.stop_at(lambda: done() > 0, signal.SIGKILL, *words)
+    assert 0 < done() < 300 and done() % 17 == 0 and not target.exists()
+    process = runs.run(*words, "--long=split")
+    assert (process.returncode, process.stdout) == (0, ""), process.stderr
+    assert process.stderr == "note: lines that were too long for the model and translated in segments: 1\n"
+    expected = translate.load(finished_run).stream(lines, window=17, long="split")
+    assert target.read_text(encoding="utf-8") == "".join(f"{line}\n" for line in expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
 
 
 def test_translate_writes_several_translations_of_a_line_by_beam_search(finished_run, command, tmp_path):

@@ -11,7 +11,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
-from flaxformer_lite.decoding.generate import Decoder, best, continuation, make_pick, padded_length, translation
+from flaxformer_lite.decoding.generate import (
+    Decoder,
+    best,
+    continuation,
+    make_pick,
+    padded_length,
+    rows_for,
+    translation,
+)
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 
@@ -116,6 +124,36 @@ def test_a_batch_compiles_once_for_its_padded_length_and_the_caller_may_breathe_
     again = decoder(params, sources)
     assert len(compiled) == 1 and len(breaths) == 2
     assert [ids.tolist() for ids in first] == [ids.tolist() for ids in again]
+
+
+def test_rows_are_what_the_tokens_hold_or_an_eighth_for_few_and_always_a_multiple_of_the_devices():
+    rows = functools.partial(rows_for, tokens=4096, multiple=1)
+    assert [rows(length, waiting=10**6) for length in (16, 32, 64, 128, 256)] == [256, 128, 64, 32, 16]
+    assert [rows(16, waiting=waiting) for waiting in (1, 32, 33, 256, 257)] == [32, 32, 256, 256, 256]
+    assert [rows_for(16, tokens=4096, multiple=7, waiting=waiting) for waiting in (1, 99)] == [28, 252]
+    assert rows_for(256, tokens=97, multiple=7, waiting=1) == rows_for(256, tokens=97, multiple=7, waiting=99) == 7
+
+
+@pytest.mark.parametrize("method", ["greedy", "sample"])
+def test_texts_are_the_same_whatever_the_tokens_of_a_batch_and_few_shapes_are_compiled(model, params, expected, method):
+    sources = [source for source in SOURCES for _ in range(7)]
+    texts, shapes = {}, {}
+    for tokens in (1, 16 * 61):
+        compiled = shapes[tokens] = []
+        config = dataclasses.replace(GREEDY, method=method, temperature=1.5, tokens_per_batch=tokens)
+        decoder = Decoder(model, config, compile_with=lambda compile, seen=compiled: seen.append(1) or compile())
+        texts[tokens] = [ids.tolist() for ids in decoder(params, sources)]
+    assert texts[1] == texts[16 * 61]
+    assert (texts[1] == [ids for ids in expected for _ in range(7)]) == (method == "greedy")
+    assert [len(seen) for seen in shapes.values()] == [2, 2]  # of the two padded lengths, 16 and 19
+
+
+def test_beams_count_as_rows_and_so_leave_room_for_fewer_sentences(model):
+    rows = [
+        Decoder(model, DecodeConfig(**method))._rows_for(16, waiting=1000)
+        for method in ({}, {"method": "beam"}, {"method": "beam", "beam_size": 8}, {"beam_size": 8})
+    ]
+    assert rows == [256, 64, 32, 256]
 
 
 @pytest.mark.parametrize(("length", "padded"), [(2, 16), (16, 16), (17, 32), (32, 32), (33, 64), (65, 97)])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from flaxformer_lite import classify, generate, trained, translate
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+from flaxformer_lite.data import segments
+from flaxformer_lite.data.line_windows import Window
 from flaxformer_lite.data.tokenizer import BOS, EOS
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import parallel
@@ -75,6 +78,78 @@ def test_a_translator_keeps_the_order_and_answers_an_empty_text_with_an_empty_te
 
 def test_a_translator_refuses_a_text_that_is_too_long_by_its_number():
     assert_refuses_by_its_number(translate.Translator(run_of("encoder_decoder")), LONGEST - 1)  # and an end symbol
+
+
+def test_a_stream_gives_the_translations_of_all_texts_at_once_whatever_its_windows_and_the_method():
+    for decode in ({}, {"method": "sample", "temperature": 2.0, "seed": 3}):
+        translator = translate.Translator(run_of("encoder_decoder", **decode))
+        answers = translator(["FGH", *TEXTS, "FGH", ""])
+        assert (answers[0] != answers[-2]) == bool(decode) and len(set(answers)) > 3
+        for window in (1, 5, 97):
+            assert list(translator.stream(iter(["FGH", *TEXTS, "FGH", ""]), window=window)) == answers
+
+
+def test_a_stream_takes_no_more_texts_than_it_needs():
+    def texts():
+        yield from ["FGH"] * 5
+        raise AssertionError("not asked for")
+
+    stream = translate.Translator(run_of("encoder_decoder")).stream(texts(), window=5)
+    assert len({next(stream) for _ in range(5)}) == 1
+
+
+def test_a_stream_refuses_a_text_that_is_too_long_or_translates_its_segments_and_leaves_the_others_alone():
+    translator = translate.Translator(run_of("encoder_decoder"))
+    rng = np.random.default_rng(11)
+    (long,) = Letters.decode([rng.integers(4, V, 3 * LONGEST)])
+    texts = [*TEXTS, long, *TEXTS]
+    stream = translator.stream(texts, window=5)
+    assert [next(stream) for _ in range(15)] == translator(texts[:15])
+    with pytest.raises(ValueError, match=rf"^text 18: {3 * LONGEST} tokens, and the model takes at most {LONGEST - 1}"):
+        next(stream)
+    whole = list(translator.stream(texts, window=5, long="split"))
+    assert whole[:17] == whole[18:] == translator(TEXTS)
+    parts = [segment.text for segment in segments.cut(long, translator.run.fits)]
+    assert len(parts) == 4 and whole[17] == "".join(translator(parts))
+
+
+def test_segments_of_a_text_draw_apart_and_only_the_first_begins_with_the_prefix():
+    translator = translate.Translator(run_of("encoder_decoder", method="sample", temperature=2.0))
+    answer = translate.LineTranslator(translator, long="split", prefix="KKKK")
+    long = "F" * 4 * (LONGEST - 1)
+    (text, other), split = answer(Window([long, "FGH"], first=7))
+    assert split == 1 and text.startswith("KKKK") and other.startswith("KKKK")
+    alike = translate.LineTranslator(translator, prefix="KKKK")(Window(["FGH"], first=8)).lines
+    assert [other] == alike != translate.LineTranslator(translator, prefix="KKKK")(Window(["FGH"], first=9)).lines
+    parts = ["F" * (LONGEST - 1)] * 4
+    draws = [7 + k * translate.SEGMENT_STRIDE for k in range(4)]
+    (beginning,) = Letters.encode(["KKKK"])
+    expected = translator.translate_ids(Letters.encode(parts), [beginning] + [beginning[:0]] * 3, draws)
+    assert text == "".join(expected) and len(set(expected[1:])) > 1
+
+
+def test_several_translations_of_a_line_are_numbered_through_all_windows_and_go_with_no_segments():
+    translator = translate.Translator(run_of("encoder_decoder", method="beam", beam_size=3))
+    lines = translate.LineTranslator(translator, n_best=2)(Window(TEXTS[:3], first=100)).lines
+    found = [(n, *pair) for n, row in enumerate(translator.n_best(TEXTS[:3], 2), start=101) for pair in row]
+    assert lines == [f"{n}\t{score:.6f}\t{text}" for n, text, score in found]
+    with pytest.raises(ValueError, match=r"^--long=split: goes with one translation a line; leave out --n_best"):
+        translate.LineTranslator(translator, n_best=2, long="split")
+    with pytest.raises(ValueError, match=r"^long: expected refuse or split, got 'cut'"):
+        translate.LineTranslator(translator, long="cut")
+
+
+def test_a_model_is_known_by_its_settings_parameters_and_tokenizer():
+    run = dataclasses.replace(run_of("encoder_decoder"), tokenizer=types.SimpleNamespace(fingerprint="one"))
+    params = jax.tree.map(lambda x: x + (x.ndim == 1) * 1e-3, run.params)
+    others = [
+        {"params": params},
+        {"tokenizer": types.SimpleNamespace(fingerprint="two")},
+        {"config": dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, norm="rms_norm"))},
+    ]
+    marks = [run.asked()["model"], *(dataclasses.replace(run, **other).asked()["model"] for other in others)]
+    assert len(set(marks)) == 4 and all(mark.startswith("step 0, parameters ") for mark in marks)
+    assert run.asked() == dataclasses.replace(run).asked() and run.asked()["--max_extra_length"] == EXTRA
 
 
 def expected_probabilities(text):

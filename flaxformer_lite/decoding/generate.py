@@ -169,6 +169,16 @@ def padded_length(length: int, max_length: int) -> int:
     return min(max_length, max(16, 1 << (length - 1).bit_length()))
 
 
+def rows_for(length: int, *, tokens: int, multiple: int, waiting: int) -> int:
+    """Rows of a batch of this padded length: a multiple of `multiple`, as many as `tokens` positions hold, or one.
+
+    Few that are `waiting` take an eighth of that, so that one sentence need not pay for hundreds of empty rows: a
+    length has two shapes, so two compilations at most.
+    """
+    most, few = (max(multiple, rows // multiple * multiple) for rows in (tokens // length, tokens // length // 8))
+    return few if waiting <= few else most
+
+
 class Decoder:
     """Decodes any number of inputs with one model, in batches of like length; compiles once a batch shape.
 
@@ -180,17 +190,22 @@ class Decoder:
         model: nn.Module,
         config: DecodeConfig,
         *,
-        rows: int = 64,
+        rows: int | None = None,
+        rows_multiple: int = 1,
         sharding: tuple[jax.sharding.Sharding, jax.sharding.Sharding] | None = None,
         compile_with: Callable[[Callable], Callable] = lambda compile: compile(),
     ):
         """
         Args:
-          rows: inputs decoded at once.
+          rows: inputs decoded at once; None: what `config.tokens_per_batch` holds, see `rows_for`.
+          rows_multiple: the rows of a batch are a multiple of this, so that devices can share them.
           sharding: of a batch of inputs, and of the outputs (whole in every process); None: on one device.
           compile_with: runs a compilation, so that a caller can do it elsewhere and wait.
         """
-        self._model, self._config, self._rows, self._sharding = model, config, rows, sharding
+        self._model, self._config, self._sharding = model, config, sharding
+        beams = config.beam_size if config.method == "beam" else 1
+        options = {"tokens": config.tokens_per_batch // beams, "multiple": rows_multiple}
+        self._rows_for = functools.partial(rows_for, **options) if rows is None else lambda length, *, waiting: rows
         self._translates = model.config.architecture == "encoder_decoder"
         self.max_length = model.config.max_length
         self._compile_with = compile_with
@@ -202,18 +217,20 @@ class Decoder:
         inputs: Sequence[np.ndarray],
         *,
         prefixes: Sequence[np.ndarray] | None = None,
+        numbers: Sequence[int] | None = None,
         between_batches: Callable[[], None] = lambda: None,
     ) -> list[np.ndarray]:
         """The output ids of each input, in the order of `inputs`; an empty source gives an empty output.
 
         Args:
           prefixes: of an encoder-decoder, what the output of each input begins with.
+          numbers: what the random draws of each input depend on, 0 or more; None: 0, 1, 2, ...
 
         Raises:
           ValueError: an input does not fit into the model's `max_length` tokens with its end symbol, or a prefix.
         """
         outputs: list[np.ndarray] = [np.empty(0, np.int32)] * len(inputs)
-        for part, decoded_BT in self._batches(params, inputs, prefixes):
+        for part, decoded_BT in self._batches(params, inputs, prefixes, numbers=numbers):
             for i, row in zip(part, np.asarray(decoded_BT), strict=False):
                 outputs[i] = cut_at_end(row)
             between_batches()
@@ -245,18 +262,25 @@ class Decoder:
         return outputs
 
     def _batches(
-        self, params: dict, inputs: Sequence[np.ndarray], prefixes: Sequence[np.ndarray] | None, n: int | None = None
+        self,
+        params: dict,
+        inputs: Sequence[np.ndarray],
+        prefixes: Sequence[np.ndarray] | None,
+        n: int | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> Iterator[tuple[list[int], Any]]:
-        """Batch by batch the numbers of its inputs, and what the jitted function returns."""
+        """Batch by batch, the longest inputs first, which ones they are, and what the jitted function returns."""
+        numbers = range(len(inputs)) if numbers is None else numbers
         self._check("input", inputs, "split it into shorter ones")
         self._check("prefix", prefixes or (), "shorten it")
         wanted = [i for i in range(len(inputs)) if len(inputs[i]) or not self._translates]
-        order = sorted(wanted, key=lambda i: len(inputs[i]))
-        for first in range(0, len(order), self._rows):
-            part = order[first : first + self._rows]
-            unused = [np.empty(0, np.int32)] * (self._rows - len(part))
+        order = sorted(wanted, key=lambda i: len(inputs[i]), reverse=True)
+        while order:
+            rows = self._rows_for(padded_length(len(inputs[order[0]]) + 1, self.max_length), waiting=len(order))
+            part, order = order[:rows], order[rows:]
+            unused = [np.empty(0, np.int32)] * (rows - len(part))
             batch = [self._padded([inputs[i] for i in part] + unused, end=self._translates)]
-            batch.append(np.array(part + [-1] * len(unused), np.int32))
+            batch.append(np.array([numbers[i] for i in part] + [-1] * len(unused), np.int32))
             if prefixes is not None:
                 batch.append(self._padded([prefixes[i] for i in part] + unused, end=False))
             batch = [self._put(array) for array in batch]
