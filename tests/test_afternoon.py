@@ -57,6 +57,7 @@ def test_the_readme_shows_the_whole_of_it(repo_root):
     assert f"```diff\n{DIFF}```" in (repo_root / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_tests_of_all_schemes_take_the_new_one_in_by_its_name_and_hold(changed_copy):
     """Its definition, packed rows, causality, and decoding with a cache as without."""
     files = [f"tests/test_{name}.py" for name in ("positions", "shapes", "generate")]
@@ -67,6 +68,7 @@ def test_the_tests_of_all_schemes_take_the_new_one_in_by_its_name_and_hold(chang
     assert len(own) == 1 and len(passed) > 10
 
 
+@pytest.mark.slow
 def test_the_new_scheme_trains_and_translates(changed_copy, tmp_path):
     changes = {**runs.TINY, "model.position": SCHEME, "train.num_steps": STEPS, "train.decode_examples": 3}
     with pytest.raises(ValueError, match=f"'{SCHEME}' is not a choice"):  # where the diff is not applied

@@ -1,6 +1,7 @@
 """A small training of each shape, and all that a user does with its folder afterwards."""
 
 import functools
+import itertools
 import json
 import math
 import shutil
@@ -250,6 +251,7 @@ def test_translate_goes_on_where_it_was_killed_and_splits_what_is_too_long(finis
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
 
 
+@pytest.mark.slow
 def test_translate_writes_several_translations_of_a_line_by_beam_search(finished_run, command, tmp_path):
     lines = ["Monday, 3 June 2024", "", "12 kilometers"]
     (tmp_path / "in.txt").write_text("\n".join(lines), encoding="utf-8")
@@ -445,6 +447,7 @@ def test_attention_is_drawn_as_pictures_and_as_one_page(request, command, tmp_pa
     assert files.keys() == both(*MAPS[run]) | {"attention.html"}
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_bytes_into_the_workdir(finished_classifier, command, tmp_path):
     workdir = shutil.copytree(finished_classifier, tmp_path / "run")
     words = ["attention", f"--workdir={workdir}", "--text=3 Tage"]
@@ -489,9 +492,19 @@ def batch_for(architecture: str) -> dict[str, np.ndarray]:
     }[architecture]
 
 
+def is_slow(architecture, position):
+    """All schemes are tried in one shape at every turn, and in the others by CI."""
+    return architecture != "encoder_decoder" and position != "rotary"
+
+
 @pytest.mark.usefixtures("quickly_compiled")
-@pytest.mark.parametrize("position", CHOICES["model.position"])
-@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+@pytest.mark.parametrize(
+    ("architecture", "position"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if is_slow(*case) else [])
+        for case in itertools.product(CHOICES["model.architecture"], CHOICES["model.position"])
+    ],
+)
 def test_every_position_scheme_learns_in_every_shape(architecture, position):
     config = ModelConfig(
         architecture=architecture, position=position, vocab_size=V, num_classes=CLASSES, d_model=14, num_heads=3,

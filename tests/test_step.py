@@ -213,7 +213,14 @@ def test_the_norm_that_is_reported_is_that_of_the_mean_gradient(state):
     assert metrics.divide(sums)["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "encoder_decoder",
+        pytest.param("encoder_classifier", marks=pytest.mark.slow),
+        pytest.param("decoder_lm", marks=pytest.mark.slow),
+    ],
+)
 def test_microbatches_give_the_loss_and_the_gradients_of_the_whole_batch_with_dropout_for_the_transformer(architecture):
     model, _ = transformer_of(architecture)
     params = jax.jit(lambda: init_state(model, SGD, seed=0).params)()
