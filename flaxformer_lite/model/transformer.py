@@ -16,6 +16,8 @@ from flaxformer_lite.model.positions import PositionBias, PositionVectors
 # it tells the length of the target. Ghazvininejad 2019, section 2.3.
 LENGTH = 1
 
+Memory = jax.Array | tuple[KVCache, ...]  # the encoder's output (B, S, D), or what `project_memory` makes of it
+
 
 def build_model(config: ModelConfig) -> "EncoderDecoder | EncoderClassifier | DecoderLM":
     """The model that `config` describes.
@@ -131,15 +133,12 @@ class Decoder(nn.Module):
         self,
         x_BTD: jax.Array,
         places: Places,
-        memory: jax.Array | tuple[KVCache, ...] | None = None,
+        memory: Memory | None = None,
         memory_places: Places | None = None,
         **mode,
     ) -> jax.Array:
-        """(B, T, D) to (B, T, D); `memory`: the encoder's output (B, S, D), if there is one, or `project_memory` of it.
-
-        A masked decoder sees every token of its text, as an encoder does. Ghazvininejad 2019, section 2.1.
-        """
-        causal = self.config.decoder == "causal"
+        """(B, T, D) to (B, T, D), with an encoder's `memory` if there is one."""
+        causal = self.config.decoder == "causal"  # else it sees all, as an encoder does: Ghazvininejad 2019, 2.1
         pattern = Pattern(places, places, causal=causal, window=self.config.attention_window)
         cross = Pattern(places, memory_places) if self.has_encoder else None
         bias, memories = self.position_bias(), memory if isinstance(memory, tuple) else (memory,) * len(self.layers)
@@ -214,21 +213,17 @@ class EncoderDecoder(nn.Module):
         self.decoder = Decoder(c)
         self.output = Output(c, self.target_embedding)
         if c.decoder == "masked":
-            dense = {"dtype": jnp.float32, "use_bias": c.use_bias, "kernel_init": nn.initializers.xavier_uniform()}
-            self.length = nn.Dense(c.max_length, **dense)
+            self.length = nn.Dense(c.max_length, use_bias=c.use_bias, kernel_init=nn.initializers.xavier_uniform())
 
     def __call__(self, source_BS: jax.Array, target_BT: jax.Array, **options) -> jax.Array:
         """Logits (B, T, V), float32, of the token after each of `target_BT`; arguments as of `features`.
 
-        Of a masked decoder: of each token itself, `target_BT` being all of a text with some tokens masked.
+        Of a masked decoder: of each token itself.
         """
         return project(self.features(source_BS, target_BT, **options), self.output(), self.config)
 
     def features(self, source_BS: jax.Array, target_BT: jax.Array, **options) -> jax.Array:
-        """What the decoder makes of each token, (B, T, D): all but the projection to logits.
-
-        Arguments as of `features_and_lengths`.
-        """
+        """What the decoder makes of each token, (B, T, D): all but the projection; arguments as below."""
         return self.features_and_lengths(source_BS, target_BT, **options)[0]
 
     def features_and_lengths(
@@ -244,7 +239,8 @@ class EncoderDecoder(nn.Module):
 
         Args:
           source_BS: int32 ids, 0 = padding.
-          target_BT: the decoder's input, already shifted right: it starts with the start symbol.
+          target_BT: the decoder's input, already shifted right: it starts with the start symbol. A masked decoder's is
+            not shifted, has no end symbol, and some of its tokens are masked.
           source_segment_BS, target_segment_BT: for rows that hold several pairs, the number of each token's pair in
             its row, from 1; 0 = padding. None: one pair a row.
           mode: `deterministic=False` applies dropout and needs `rngs={'dropout': key}`; `row_B` is each row's number
@@ -271,33 +267,15 @@ class EncoderDecoder(nn.Module):
         # added to embeddings is the first token's.
         ids_B1 = jnp.full_like(source_BS[:, :1], LENGTH)
         x_B1D = self.source_inputs(ids_B1, Places.of(ids_B1), **mode)
-        front = Places(
-            jnp.arange(-1, source_BS.shape[1], dtype=jnp.int32)[None],
-            jnp.pad(source.segment_BL, ((0, 0), (1, 0)), constant_values=1),
-            packed=False,
-        )
-        x_BSD = self.encoder(jnp.concatenate([x_B1D, x_BSD], axis=1), front, **mode)
+        x_BSD = self.encoder(jnp.concatenate([x_B1D, x_BSD], axis=1), source.with_one_before(), **mode)
         return x_BSD[:, 1:], self.length(x_BSD[:, 0].astype(jnp.float32))
 
-    def _decode(
-        self,
-        target_BT: jax.Array,
-        target: Places,
-        memory: jax.Array | tuple[KVCache, ...],
-        source: Places,
-        **mode,
-    ) -> jax.Array:
-        x_BTD = self.target_inputs(target_BT, target, **mode)
-        return self.decoder(x_BTD, target, memory, source, **mode)
+    def _decode(self, target_BT: jax.Array, target: Places, memory: Memory, source: Places, **mode) -> jax.Array:
+        return self.decoder(self.target_inputs(target_BT, target, **mode), target, memory, source, **mode)
 
     def encode(self, source_BS: jax.Array, **mode) -> jax.Array:
         """The encoder's output, (B, S, D)."""
         return self._encode(source_BS, Places.of(source_BS), **mode)[0]
-
-    def decode(self, target_BT: jax.Array, memory_BSD: jax.Array, source_BS: jax.Array, **mode) -> jax.Array:
-        """Logits (B, T, V) of the token after each of `target_BT`, given the encoder's output."""
-        x_BTD = self._decode(target_BT, Places.of(target_BT), memory_BSD, Places.of(source_BS), **mode)
-        return project(x_BTD, self.output(), self.config)
 
     def start_cache(self, source_BS: jax.Array, max_length: int, beam_size: int = 1) -> DecoderCache:
         """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
