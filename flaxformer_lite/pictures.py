@@ -45,7 +45,7 @@ def attention_maps(run: trained.Trained, text: str) -> list[plots.AttentionMap]:
         written = [*target, EOS][:longest]
         inputs = [source, [BOS, *target][:longest]]
         if run.config.model.decoder == "masked":  # it reads what it writes, after the symbol that tells the length
-            written, inputs, encoded = target, [source, target], [transformer.LENGTH, *source]
+            inputs, encoded = [source, written], [transformer.LENGTH, *source]
     else:
         written, inputs = source, [source if architecture == "encoder_classifier" else [BOS, *ids]]
     arrays = [jnp.array([row], jnp.int32) for row in inputs]

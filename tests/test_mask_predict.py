@@ -12,10 +12,10 @@ from flaxformer_lite.decoding.mask_predict import NONE, least_probable, likelies
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
-T, V, MASK = 7, 5, 3
+T, V, MASK, END = 8, 6, 3, 2
 # What each token at each place says of every place: what is likely there depends on all that is read.
 SAYS = 2 * np.random.default_rng(5).normal(size=(T, V, T, V)).astype(np.float32)
-SAYS[..., [0, MASK]] = -100  # neither is ever the likeliest
+SAYS[..., [0, MASK, END]] = -100  # neither is ever the likeliest
 LENGTHS = [[3, 7, 4], [5, 0, 0], [0, 0, 0], [1, 2, 3], [6, 5, 7], [7, 6, 2], [4, 6, 5], [2, 7, 1]]
 
 
@@ -38,7 +38,7 @@ def run(length_BC, *, iterations, places=T):
         wide = jnp.pad(ids_BCT, ((0, 0), (0, 0), (0, T - places)))
         return jax.tree.map(lambda x: x[..., :places], predict(wide))
 
-    return mask_predict.mask_predict(within, length_BC, iterations=iterations, max_length=places, mask=MASK)
+    return mask_predict.mask_predict(within, length_BC, iterations=iterations, max_length=places, mask=MASK, end=END)
 
 
 def by_definition(length, iterations):
@@ -47,7 +47,7 @@ def by_definition(length, iterations):
     for step in range(iterations):
         hidden = sorted(range(length), key=lambda i: log_prob[i])[: int(length * (iterations - step) / iterations)]
         read = [MASK if i in hidden else token for i, token in enumerate(ids)]
-        table = log_probabilities(read + [0] * (T - length))
+        table = log_probabilities([*read, END] + [0] * (T - length - 1))
         for i in hidden:
             ids[i], log_prob[i] = int(table[i].argmax()), float(table[i].max())
     return ids, sum(log_prob) / length
@@ -68,7 +68,7 @@ def test_the_best_candidate_of_each_row_is_found_as_its_definition_finds_it(iter
             continue
         number, (text, best) = max(enumerate(row), key=lambda item: item[1][1])
         chosen.append(number)
-        assert ids.tolist() == text + [0] * (T - len(text))
+        assert ids.tolist() == [*text, END] + [0] * (T - len(text) - 1)
         np.testing.assert_allclose(score, best, atol=1e-5)
     assert len(set(chosen)) > 1  # the likeliest length is not always the best
 
@@ -84,8 +84,8 @@ def test_a_row_finds_the_same_whatever_shares_its_batch_and_however_many_places_
     lengths = [[3, 4], [5, 2], [0, 0], [1, 5]]
     ids_BT, score_B = run(jnp.array(lengths), iterations=4)
     for row, ids, score in zip(lengths, ids_BT, score_B, strict=True):
-        alone, its_score = run(jnp.array([row]), iterations=4, places=5)
-        assert alone[0].tolist() == ids[:5].tolist() and not ids[5:].any()
+        alone, its_score = run(jnp.array([row]), iterations=4, places=6)
+        assert alone[0].tolist() == ids[:6].tolist() and not ids[6:].any()
         np.testing.assert_allclose(its_score[0], score, atol=1e-6)
 
 

@@ -54,15 +54,14 @@ def test_what_is_masked_belongs_to_the_key_the_row_and_the_length_and_to_nothing
     assert (np.asarray(DRAW(jax.random.key(4), row_B, length_B, size=T)) != hidden).any()
 
 
-def test_a_masked_token_is_read_as_the_mask_and_the_end_symbol_is_neither_read_nor_predicted():
+def test_a_masked_token_is_read_as_the_mask_and_the_end_symbol_is_read_and_never_predicted():
     target_BT = np.array([[7, 8, 9, 2, 0, 0], [5, 2, 0, 0, 0, 0], [0] * 6, [6, 7, 8, 9, 10, 2]])
-    without_end = np.array([[7, 8, 9, 0, 0, 0], [5, 0, 0, 0, 0, 0], [0] * 6, [6, 7, 8, 9, 10, 0]])
     masked = masking.mask_targets(KEY, jnp.arange(4), jnp.asarray(target_BT))
     assert masked.length_B.tolist() == [3, 1, 0, 5]
     hidden = np.asarray(DRAW(KEY, jnp.arange(4), masked.length_B, size=6))
-    assert 0 < hidden.sum() < (without_end != 0).sum()
-    np.testing.assert_array_equal(masked.inputs_BT, np.where(hidden, masking.MASK, without_end))
-    np.testing.assert_array_equal(masked.labels_BT, without_end)
+    assert 0 < hidden.sum() < (target_BT > 2).sum() and (target_BT[hidden] > 2).all()
+    np.testing.assert_array_equal(masked.inputs_BT, np.where(hidden, masking.MASK, target_BT))
+    np.testing.assert_array_equal(masked.labels_BT, target_BT)
     np.testing.assert_array_equal(masked.weights_BT, hidden)
     assert masked.weights_BT.dtype == jnp.float32 and masked.inputs_BT.dtype == jnp.int32
 

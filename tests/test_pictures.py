@@ -117,13 +117,14 @@ def test_a_masked_decoder_is_drawn_reading_all_that_it_writes_after_a_symbol_in_
     (source,) = Letters.encode([TEXT])
     (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [source])
     encoder, decoder, cross = pictures.attention_maps(run, TEXT)
-    read, written = [*TOKENS, "</s>"], Letters.pieces(target)
-    assert len(written) > 1
+    read, written = [*TOKENS, "</s>"], [*Letters.pieces(target), "</s>"]
+    assert len(written) > 3
     assert encoder.query_tokens == encoder.key_tokens == ["<s>", *read]
     assert decoder.query_tokens == decoder.key_tokens == written
     assert (cross.query_tokens, cross.key_tokens) == (written, read)
-    inputs = [[*source, EOS], target]
+    inputs = [[*source, EOS], [*target, EOS]]
     assert_weights_of_layers(encoder, run, *inputs, stack="encoder", kind="self_attention")
+    assert_weights_of_layers(decoder, run, *inputs, stack="decoder", kind="self_attention")
     assert (decoder.weights_NHTS > 0).all()
     curves = pictures.position_curves(run.config.model, run.params)
     assert curves.keys() >= {"encoder/t5_bias", "decoder/t5_bias"}

@@ -180,7 +180,8 @@ def fill_in(
     apply = functools.partial(model.apply, {"params": params})
     memory, logits_BL = apply(source_BS, method="start_filling")
     source_B = (source_BS != PAD).sum(axis=1)
-    limit_B = jnp.where(source_B > 0, jnp.minimum(source_B + config.max_extra_length, max_length), 0)
+    limit_B = jnp.minimum(source_B + config.max_extra_length, max_length) - 1  # the end symbol takes a place
+    limit_B = jnp.where(source_B > 0, limit_B, 0)
     length_BC = mask_predict.likeliest_lengths(logits_BL, config.min_length, limit_B, count=config.length_candidates)
 
     def predict(ids_BCT: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -191,7 +192,7 @@ def fill_in(
         return jax.tree.map(lambda x_CBT: x_CBT.swapaxes(0, 1), likeliest)
 
     def write_within(length: int, length_BC: jax.Array) -> jax.Array:
-        options = {"iterations": config.iterations, "max_length": length, "mask": UNK}
+        options = {"iterations": config.iterations, "max_length": length, "mask": UNK, "end": EOS}
         ids_BT, _ = mask_predict.mask_predict(predict, length_BC, **options)
         return jnp.pad(ids_BT, ((0, 0), (0, max_length - length)))
 
@@ -200,7 +201,7 @@ def fill_in(
     sizes = [max_length]
     while sizes[0] > FEW_PLACES:
         sizes.insert(0, -(-sizes[0] // 2))
-    number = (length_BC.max() > jnp.array(sizes[:-1], jnp.int32)).sum()
+    number = (length_BC.max() >= jnp.array(sizes[:-1], jnp.int32)).sum()
     return jax.lax.switch(number, [functools.partial(write_within, size) for size in sizes], length_BC)
 
 

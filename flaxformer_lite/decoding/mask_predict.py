@@ -37,25 +37,27 @@ def masked_count(length: jax.Array, step: jax.Array, iterations: int) -> jax.Arr
 
 def least_probable(log_prob_XT: jax.Array, length_X: jax.Array, count_X: jax.Array) -> jax.Array:
     """Which places hold the `count_X` lowest of the first `length_X` numbers: bool (..., T); of equals the first."""
-    in_text_XT = _places(log_prob_XT) < length_X[..., None]
+    in_text_XT = jax.lax.broadcasted_iota(jnp.int32, log_prob_XT.shape, log_prob_XT.ndim - 1) < length_X[..., None]
     rank_XT = jnp.argsort(jnp.argsort(jnp.where(in_text_XT, log_prob_XT, jnp.inf), axis=-1), axis=-1)
     return (rank_XT < count_X[..., None]) & in_text_XT
 
 
 def mask_predict(
-    predict: Predict, length_BC: jax.Array, *, iterations: int, max_length: int, mask: int
+    predict: Predict, length_BC: jax.Array, *, iterations: int, max_length: int, mask: int, end: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The best candidate of each row: ids (B, T), then padding, and its mean log-probability (B,). Section 3.
+    """The best candidate of each row: ids (B, T) with the end symbol, and its mean log-probability (B,). Section 3.
 
     First all tokens are masked and predicted. In each later step the least probable are masked again and predicted
     from the others, which stay as they are, with the probabilities they had. Every place is decided by itself.
 
     Args:
-      length_BC: of the candidates, at most `max_length`; 0: there is none.
+      length_BC: of the candidates without their end symbols, less than `max_length`; 0: there is none.
       mask: the token that stands where a token is to be predicted.
+      end: the end symbol, which stands after each candidate from the start.
     """
     shape = (*length_BC.shape, max_length)
-    in_text_BCT = _places(jnp.zeros(shape)) < length_BC[..., None]
+    length_BC1 = length_BC[..., None]
+    place_BCT = jax.lax.broadcasted_iota(jnp.int32, shape, 2)
 
     def one_step(step: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         ids_BCT, log_prob_BCT = state
@@ -64,14 +66,10 @@ def mask_predict(
         predicted = predict(jnp.where(hidden_BCT, mask, ids_BCT))
         return jax.tree.map(lambda new, old: jnp.where(hidden_BCT, new, old), predicted, state)
 
-    start = jnp.full(shape, PAD, jnp.int32), jnp.zeros(shape, jnp.float32)
-    ids_BCT, log_prob_BCT = jax.lax.fori_loop(0, iterations, one_step, start)
-    total_BC = jnp.where(in_text_BCT, log_prob_BCT, 0).sum(axis=-1)
+    ends_BCT = jnp.where((place_BCT == length_BC1) & (length_BC1 > 0), end, PAD)
+    ids_BCT, log_prob_BCT = jax.lax.fori_loop(0, iterations, one_step, (ends_BCT, jnp.zeros(shape, jnp.float32)))
+    total_BC = jnp.where(place_BCT < length_BC1, log_prob_BCT, 0).sum(axis=-1)
     score_BC = jnp.where(length_BC > 0, total_BC / jnp.maximum(length_BC, 1), NONE)
     best_B = score_BC.argmax(axis=1)  # of equals the likelier length
     ids_BT = jnp.take_along_axis(ids_BCT, best_B[:, None, None], axis=1)[:, 0]
     return ids_BT, jnp.take_along_axis(score_BC, best_B[:, None], axis=1)[:, 0]
-
-
-def _places(x_XT: jax.Array) -> jax.Array:
-    return jax.lax.broadcasted_iota(jnp.int32, x_XT.shape, x_XT.ndim - 1)

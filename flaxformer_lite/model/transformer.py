@@ -240,7 +240,7 @@ class EncoderDecoder(nn.Module):
         Args:
           source_BS: int32 ids, 0 = padding.
           target_BT: the decoder's input, already shifted right: it starts with the start symbol. A masked decoder's is
-            not shifted, has no end symbol, and some of its tokens are masked.
+            not shifted, and some of its tokens are masked.
           source_segment_BS, target_segment_BT: for rows that hold several pairs, the number of each token's pair in
             its row, from 1; 0 = padding. None: one pair a row.
           mode: `deterministic=False` applies dropout and needs `rngs={'dropout': key}`; `row_B` is each row's number

@@ -16,8 +16,8 @@ PAD, END, MASK = 0, 2, 3
 class Masked:
     """What a masked decoder reads, and what it is to predict."""
 
-    inputs_BT: jax.Array  # int32: the targets without their end symbols, some tokens masked
-    labels_BT: jax.Array  # int32: the targets without their end symbols
+    inputs_BT: jax.Array  # int32: the targets, some tokens masked
+    labels_BT: jax.Array  # int32: the targets
     weights_BT: jax.Array  # float32: 1 for a token that is masked, else 0
     length_B: jax.Array  # int32: tokens of each target without its end symbol; 0 in an empty row
 
@@ -25,17 +25,17 @@ class Masked:
 def mask_targets(key: jax.Array, row_B: jax.Array, target_BT: jax.Array) -> Masked:
     """Masks some tokens of each target: how many is uniform from 1 to all of them, and so is which.
 
-    The end symbol is left out: the length, which is predicted, says where a text ends.
+    The end symbol is never masked: the length, which is predicted, says where a text ends. And it must be seen: of
+    masked tokens alone, a position scheme that acts through distances could not tell one from the other.
 
     Args:
       row_B: each row's number in the global batch; what is masked is a function of (key, row_B[b], length).
       target_BT: ids that end with the end symbol and then padding.
     """
-    labels_BT = jnp.where(target_BT == END, PAD, target_BT)
-    length_B = (labels_BT != PAD).sum(axis=1)
+    length_B = ((target_BT != PAD) & (target_BT != END)).sum(axis=1)
     hidden_BT = draw(key, row_B, length_B, size=target_BT.shape[1])
-    inputs_BT = jnp.where(hidden_BT, MASK, labels_BT)
-    return Masked(inputs_BT, labels_BT, hidden_BT.astype(jnp.float32), length_B)
+    inputs_BT = jnp.where(hidden_BT, MASK, target_BT)
+    return Masked(inputs_BT, target_BT, hidden_BT.astype(jnp.float32), length_B)
 
 
 def draw(key: jax.Array, row_B: jax.Array, length_B: jax.Array, *, size: int) -> jax.Array:
