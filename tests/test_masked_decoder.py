@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
+from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.generate import Decoder
 from flaxformer_lite.model import transformer
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 V, LONGEST = 13, 16
 CONFIG = ModelConfig(
     decoder="masked", vocab_size=V, d_model=14, num_heads=3, d_head=6, d_ff=11, num_encoder_layers=1,
-    num_decoder_layers=1, max_length=LONGEST, norm_placement="pre", relative_clip=3,
+    num_decoder_layers=1, max_length=LONGEST, norm_placement="pre", relative_clip=3, dropout=0.0,
 )  # fmt: skip
 MASK_PREDICT = DecodeConfig(method="mask_predict", iterations=3, length_candidates=3, max_extra_length=4)
 RNG = np.random.default_rng(7)
@@ -44,6 +44,16 @@ def built(config=CONFIG):
         return jnp.float32(0.3 * noise if "embedding" in name else noise)
 
     return model, jax.tree_util.tree_map_with_path(draw, step_lib.param_shapes(model))
+
+
+def forward(model):
+    """Logits of the tokens and of the length, jitted."""
+
+    def outputs(params, source_BS, target_BT):
+        arguments = {"params": params}, source_BS, target_BT
+        return model.apply(*arguments), model.apply(*arguments, method="features_and_lengths")[1]
+
+    return jax.jit(outputs)
 
 
 @pytest.mark.parametrize(("position", "use_bias"), [*((position, True) for position in KINDS), ("sinusoidal", False)])
@@ -90,7 +100,7 @@ def dependencies(config, source, target):
     return *(reads(of_text[name]) for name in moved), *(reads(of_length[name]) for name in moved)
 
 
-@pytest.mark.parametrize("position", KINDS)
+@pytest.mark.parametrize("position", ["learned", "relative"])
 def test_every_token_depends_on_every_other_before_and_after_it_and_none_on_padding(position):
     config = dataclasses.replace(CONFIG, position=position)
     by_source, by_target, length_by_source, length_by_target = dependencies(config, [5, 6, 7, 2, 0, 0], [8, 3, 3, 9, 0])
@@ -100,10 +110,10 @@ def test_every_token_depends_on_every_other_before_and_after_it_and_none_on_padd
     assert not length_by_target.any()
 
 
-@pytest.mark.parametrize("position", CHOICES["model.position"])
+@pytest.mark.parametrize("position", KINDS)
 def test_the_amount_of_padding_changes_no_logit_and_the_longest_source_has_room_for_the_symbol(position):
     model, params = built(dataclasses.replace(CONFIG, position=position))
-    apply = jax.jit(functools.partial(model.apply, {"params": params}, method="features_and_lengths"))
+    apply = functools.partial(forward(model), params)
     source, target = jnp.array([[5, 6, 7, 2]]), jnp.array([[8, 3, 9]])
     wide = jnp.pad(source, ((0, 0), (0, LONGEST - 4))), jnp.pad(target, ((0, 0), (0, 6)))
     for some, padded in zip(apply(source, target), apply(*wide), strict=True):
@@ -150,12 +160,9 @@ def step_in_parts(microbatches=1):
 
 def by_hand(batch, key, smoothing):
     """What is minimised, and every sum, from the logits of the whole model in float64."""
-    model, params = built()
-    masked = masking.mask_targets(key, batch["row"], batch["target"])
-    logits = np.asarray(model.apply({"params": params}, batch["source"], masked.inputs_BT), np.float64)
-    arguments = batch["source"], masked.inputs_BT
-    _, lengths = model.apply({"params": params}, *arguments, method="features_and_lengths")
-    log_p, log_p_length = (np.asarray(jax.nn.log_softmax(x.astype(np.float32)), np.float64) for x in (logits, lengths))
+    params, masked = built()[1], jax.jit(masking.mask_targets)(key, batch["row"], batch["target"])
+    outputs = forward(built()[0])(params, batch["source"], masked.inputs_BT)
+    log_p, log_p_length = (np.asarray(jax.nn.log_softmax(x), np.float64) for x in outputs)
     found = dict.fromkeys(("objective", "loss", "accuracy", "length_loss", "length_accuracy", "tokens"), 0.0)
     for row, ids in enumerate(batch["target"]):
         ids = [token for token in ids if token not in (PAD, EOS)]
@@ -205,7 +212,7 @@ def assert_same_step(actual, expected):
 
 
 def test_microbatches_eight_devices_and_pmap_make_the_step_of_the_whole_batch_on_one_device():
-    assert CONFIG.dropout > 0
+    """Without dropout, so that what is masked is all that is drawn."""
     state = state_of()
     expected = jax.device_get(step_in_parts()(state, BATCH))
     assert_same_step(jax.device_get(step_in_parts(microbatches=4)(state, BATCH)), expected)
@@ -266,12 +273,7 @@ def by_full_forwards(source, apply):
 def test_what_is_written_is_what_full_forward_passes_one_candidate_at_a_time_write(position):
     config = dataclasses.replace(CONFIG, position=position)
     model, params = built(config)
-
-    @jax.jit
-    def apply(source_BS, target_BT):
-        x_BTD, lengths = model.apply({"params": params}, source_BS, target_BT, method="features_and_lengths")
-        return model.apply({"params": params}, x_BTD, method="logits"), lengths
-
+    apply = functools.partial(forward(model), params)
     texts, ranks = decoded(config=config), []
     for source, ids in zip(SOURCES, texts, strict=True):
         if not len(source):
@@ -318,26 +320,22 @@ def test_what_mask_predict_cannot_do_is_refused():
 
 
 def test_texts_that_were_learned_by_heart_are_written_without_a_mistake():
-    """Each target is its source backwards, with some tokens twice, so that lengths differ."""
-    model = build_model(dataclasses.replace(CONFIG, d_model=34, d_ff=61, dropout=0.0))
-    rng, batch = np.random.default_rng(2), {"source": np.zeros((ROWS, 8), np.int32)}
-    batch |= {"target": np.zeros((ROWS, 14), np.int32), "row": np.arange(ROWS, dtype=np.int32)}
+    """Each target is its source backwards."""
+    model = build_model(dataclasses.replace(CONFIG, d_model=34, d_ff=61))
+    rng, steps = np.random.default_rng(2), 201
     texts = [rng.integers(4, V, rng.integers(2, 7)).astype(np.int32) for _ in range(ROWS)]
-    targets = [[token for token in text[::-1] for _ in range(1 + token % 2)] for text in texts]
-    for row, sides in enumerate(zip(texts, targets, strict=True)):
-        for name, ids in zip(("source", "target"), sides, strict=True):
-            batch[name][row, : len(ids) + 1] = [*ids, EOS]
-    optimizer = optax.adam(1e-2)
+    source, target = np.zeros((2, ROWS, 8), np.int32)
+    for row, ids in enumerate(texts):
+        source[row, : len(ids) + 1], target[row, : len(ids) + 1] = [*ids, EOS], [*ids[::-1], EOS]
+    batch = {"source": source, "target": target, "row": np.arange(ROWS, dtype=np.int32)}
+    optimizer = optax.adam(optax.linear_schedule(1e-2, 0, steps))
     state = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=0))()
     run = jax.jit(functools.partial(step_lib.train_step, model=model, optimizer=optimizer), donate_argnums=0)
     losses = []
-    for _ in range(201):
+    for _ in range(steps):
         state, sums = run(state, batch)
         losses.append(metrics.divide(sums)["loss"])
-    assert np.mean(losses[-20:]) < 0.2 * np.mean(losses[:20])
+    assert np.mean(losses[-20:]) < 0.05 * np.mean(losses[:20])
     config = dataclasses.replace(MASK_PREDICT, length_candidates=1)
     written = Decoder(model, config, rows=ROWS)(state.params, texts)
-    assert [len(ids) for ids in written] == [len(ids) for ids in targets]
-    right = [ids.tolist() == target for ids, target in zip(written, targets, strict=True)]
-    print(sum(right), losses[-1])
-    assert sum(right) > 0.8 * ROWS
+    assert [ids.tolist() for ids in written] == [ids[::-1].tolist() for ids in texts]

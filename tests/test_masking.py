@@ -56,7 +56,7 @@ def test_what_is_masked_belongs_to_the_key_the_row_and_the_length_and_to_nothing
 
 def test_a_masked_token_is_read_as_the_mask_and_the_end_symbol_is_read_and_never_predicted():
     target_BT = np.array([[7, 8, 9, 2, 0, 0], [5, 2, 0, 0, 0, 0], [0] * 6, [6, 7, 8, 9, 10, 2]])
-    masked = masking.mask_targets(KEY, jnp.arange(4), jnp.asarray(target_BT))
+    masked = jax.jit(masking.mask_targets)(KEY, jnp.arange(4), jnp.asarray(target_BT))
     assert masked.length_B.tolist() == [3, 1, 0, 5]
     hidden = np.asarray(DRAW(KEY, jnp.arange(4), masked.length_B, size=6))
     assert 0 < hidden.sum() < (target_BT > 2).sum() and (target_BT[hidden] > 2).all()
