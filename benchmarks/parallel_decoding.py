@@ -68,13 +68,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=7, help="timed runs of each method")
     parser.add_argument("--sentences", type=int, default=512, help="phrases of each timed run")
+    parser.add_argument("--scored", type=int, help="validation phrases that are scored; default: all")
     parser.add_argument("--output", type=Path, default=Path("runs/parallel_decoding"), help="folder for runs")
     arguments = parser.parse_args()
     workdirs = {name: train(name, arguments.steps, arguments.seed, arguments.output) for name in CONFIGS}
     translators = [translate.load(workdirs[decoder], **fields) for _, decoder, fields in METHODS]
     config = translators[0].run.config
     examples = pipeline.open_dataset(config).read(config.data.validation_split)
-    found = [scoring.score(translator(examples.source), [examples.target]) for translator in translators]
+    source, target = examples.source[: arguments.scored], examples.target[: arguments.scored]
+    found = [scoring.score(translator(source), [target]) for translator in translators]
     rates = timed(translators, examples.source[: arguments.sentences], arguments.repeats)
     rows = [["method", "exact match, %", "BLEU", "sentences a second: median (lowest-highest)", "times greedy"]]
     for (name, _, _), scores, rate in zip(METHODS, found, rates, strict=True):
@@ -82,7 +84,7 @@ def main() -> None:
         spread = f"{median:,.0f} ({min(rate):,.0f}-{max(rate):,.0f})"
         quality = [f"{100 * scores.values['exact_match']:.1f}", f"{scores.values['bleu']:.2f}"]
         rows.append([name, *quality, spread, f"{median / statistics.median(rates[0]):.2f}"])
-    print(f"{arguments.steps} steps, seed {arguments.seed}, {len(examples.source):,} validation phrases")
+    print(f"{arguments.steps} steps, seed {arguments.seed}, {len(source):,} validation phrases")
     print(writers.table(rows))
     print(f"BLEU: {found[0].signatures['bleu']}")
 
