@@ -50,8 +50,9 @@ def forward(model):
     """Logits of the tokens and of the length, jitted."""
 
     def outputs(params, source_BS, target_BT):
-        arguments = {"params": params}, source_BS, target_BT
-        return model.apply(*arguments), model.apply(*arguments, method="features_and_lengths")[1]
+        apply = functools.partial(model.apply, {"params": params})
+        x_BTD, length_logits = apply(source_BS, target_BT, method="features_and_lengths")
+        return apply(x_BTD, method="logits"), length_logits
 
     return jax.jit(outputs)
 
@@ -110,7 +111,7 @@ def test_every_token_depends_on_every_other_before_and_after_it_and_none_on_padd
     assert not length_by_target.any()
 
 
-@pytest.mark.parametrize("position", KINDS)
+@pytest.mark.parametrize("position", ["learned", "t5_bias"])
 def test_the_amount_of_padding_changes_no_logit_and_the_longest_source_has_room_for_the_symbol(position):
     model, params = built(dataclasses.replace(CONFIG, position=position))
     apply = functools.partial(forward(model), params)
