@@ -248,9 +248,11 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
 
 
 DECODE = {  # every field of DecodeConfig: how its flag is defined, and what --help says
-    "method": (flags.DEFINE_string, "greedy, sample or beam"),
+    "method": (flags.DEFINE_string, "greedy, sample, beam or mask_predict"),
     "beam_size": (flags.DEFINE_integer, "beam: hypotheses that are kept"),
     "alpha": (flags.DEFINE_float, "beam: of the length penalty; higher: longer texts"),
+    "iterations": (flags.DEFINE_integer, "mask_predict: how often tokens are predicted"),
+    "length_candidates": (flags.DEFINE_integer, "mask_predict: lengths that are tried"),
     "temperature": (flags.DEFINE_float, "sample: what logits are divided by"),
     "top_k": (flags.DEFINE_integer, "sample: only the k likeliest tokens"),
     "top_p": (flags.DEFINE_float, "sample: only the likeliest tokens of this share"),

@@ -50,6 +50,7 @@ __all__ = [  # what users need, from one place
     "OptimConfig",
     "ParallelConfig",
     "TrainConfig",
+    "check_method",
     "check_model",
     "default_config",
     "did_you_mean",
@@ -193,6 +194,11 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
 
 def check_model(model: ModelConfig) -> None:
     """Raises ValueError where two fields of the model contradict each other."""
+    if model.decoder == "masked" and model.architecture != "encoder_decoder":
+        raise ValueError(
+            "config.model.decoder: 'masked' goes with model.architecture='encoder_decoder' only, which tells the "
+            f"length; got {model.architecture!r}."
+        )
     if model.d_head is None and model.d_model % model.num_heads:
         raise ValueError(
             f"config.model.num_heads: {model.num_heads} heads do not divide d_model = {model.d_model}; "
@@ -223,6 +229,25 @@ def check_model(model: ModelConfig) -> None:
     if model.backend not in ("auto", "reference") and any(on_weights.values()):
         what = next(name for name, wanted in on_weights.items() if wanted)
         raise ValueError(f"config.model.backend: {model.backend!r} cannot do model.{what}; use 'reference' or 'auto'.")
+
+
+def check_method(model: ModelConfig, decode: DecodeConfig) -> None:
+    """Raises ValueError where the decoder cannot write by the method, or the method cannot do what else is asked."""
+    if model.decoder == "masked" and decode.method != "mask_predict":
+        raise ValueError(
+            f"config.decode.method: {decode.method!r} writes token by token, and model.decoder='masked' has not "
+            "learned to; use decode.method='mask_predict'."
+        )
+    if model.decoder != "masked" and decode.method == "mask_predict":
+        raise ValueError(
+            "config.decode.method: 'mask_predict' fills in masked tokens, and model.decoder='causal' has not learned "
+            "to; use model.decoder='masked', or another decode.method."
+        )
+    if decode.no_repeat_ngram is not None and decode.method == "mask_predict":
+        raise ValueError(
+            "config.decode.no_repeat_ngram: 'mask_predict' writes all tokens at once, so none comes after another; "
+            "leave it out."
+        )
 
 
 def parse_average(name: str, text: str) -> tuple[str, int]:
@@ -259,6 +284,7 @@ def _check_average(train: TrainConfig) -> None:
 
 def _check_contradictions(config: Config) -> None:
     check_model(config.model)
+    check_method(config.model, config.decode)
     data, parallel = config.data, config.parallel
     changed = {name for name, _, _ in differences(Config(), config)}
     for name in sorted(changed & READ_IF.keys()):
@@ -293,6 +319,11 @@ def _check_contradictions(config: Config) -> None:
         raise ValueError(
             "config.data.packing: a text to classify has a row of its own; leave it unset with "
             "model.architecture='encoder_classifier'."
+        )
+    if data.packing and config.model.decoder == "masked":
+        raise ValueError(
+            "config.data.packing: a masked decoder learns the length of one target a row; leave it unset with "
+            "model.decoder='masked'."
         )
     if config.decode.top_p is not None and config.decode.top_p > 1:
         raise ValueError(f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}.")

@@ -13,6 +13,7 @@ class ModelConfig:
     architecture: str = (
         "encoder_decoder"  # section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
     )
+    decoder: str = "causal"  # section 3.2.3; 'masked': sees all, predicts masked tokens (Ghazvininejad 2019, section 2)
     vocab_size: int | None = None  # ids 0..vocab_size-1; None: as many as the tokenizer has; section 5.1
     d_model: int = 512  # width of embeddings and of every layer's input and output; section 3.1
     num_heads: int = 8  # attention heads; section 3.2.2
@@ -110,9 +111,12 @@ class TrainConfig:
 class DecodeConfig:
     """How texts are written."""
 
-    method: str = "greedy"  # 'greedy': the likeliest token; 'sample': drawn by temperature, top_k, top_p; 'beam': 6.1
+    method: str = "greedy"  # 'greedy': the likeliest token; 'sample': drawn by temperature, top_k, top_p; 'beam': 6.1;
+    # 'mask_predict': all tokens at once, the unlikeliest again and again (Ghazvininejad 2019, section 3)
     beam_size: int = 4  # 'beam': hypotheses that are kept; section 6.1
     alpha: float = 0.6  # 'beam': scores are divided by ((5 + length) / 6)^alpha (Wu 2016, equation 14); section 6.1
+    iterations: int = 10  # 'mask_predict': how often tokens are predicted
+    length_candidates: int = 5  # 'mask_predict': likeliest lengths that are tried, of which the best text is taken
     temperature: float = 1.0  # 'sample': logits are divided by this; below 1 likely tokens become likelier
     top_k: int | None = None  # 'sample': only the k likeliest tokens (Fan 2018, section 5.4); None: all
     top_p: float | None = None  # 'sample': only the likeliest that make up this share (Holtzman 2020); None: all
@@ -151,6 +155,7 @@ CHOICES = {
     "model.attention": ("dot_product", "additive"),
     "model.backend": ("auto", "reference", "blockwise", "xla", "cudnn", "flash"),
     "model.norm": ("layer_norm", "rms_norm"),
+    "model.decoder": ("causal", "masked"),
     "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "swiglu"),
     "model.pooling": ("mean", "first"),
     "model.norm_placement": ("post", "pre"),
@@ -159,7 +164,7 @@ CHOICES = {
     "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
     "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
-    "decode.method": ("greedy", "sample", "beam"),
+    "decode.method": ("greedy", "sample", "beam", "mask_predict"),
     "parallel.mode": ("mesh", "pmap"),
 }
 OWN_TEXT = ("parallel_text", "plain_text", "labelled_text")  # values of data.dataset that read files
@@ -170,7 +175,7 @@ AT_LEAST_ONE = """
     model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
     data.vocabulary_sample data.longest_line optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
     train.eval_every train.checkpoint_every train.keep_newest train.patience decode.top_k decode.beam_size
-    decode.no_repeat_ngram decode.tokens_per_batch
+    decode.no_repeat_ngram decode.iterations decode.length_candidates decode.tokens_per_batch
 """.split()
 AT_LEAST_ZERO = """
     train.keep_best train.decode_examples decode.max_extra_length decode.min_length data.seed train.seed decode.seed
@@ -179,6 +184,7 @@ LOWEST = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0), "
 LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8, "decode.alpha": 0.0}
 HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {"decode.alpha": 100.0}
 HIGHEST |= dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20) | {"decode.beam_size": 1000}
+HIGHEST |= dict.fromkeys(("decode.iterations", "decode.length_candidates"), 1000)
 POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
 POSITIVE += ("decode.temperature", "decode.top_p")
 BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "train.ema_decay")
@@ -194,6 +200,7 @@ READ_IF = {
         [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")
     ),
     **dict.fromkeys(("decode.beam_size", "decode.alpha"), ("decode.method", "beam")),
+    **dict.fromkeys(("decode.iterations", "decode.length_candidates"), ("decode.method", "mask_predict")),
 }
 
 # What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for

@@ -38,18 +38,22 @@ def attention_maps(run: trained.Trained, text: str) -> list[plots.AttentionMap]:
     model = transformer.build_model(dataclasses.replace(run.config.model, backend="reference"))
     architecture = run.config.model.architecture
     source = [*([BOS] if architecture == "encoder_classifier" else []), *ids, EOS]
+    encoded = source
     if architecture == "encoder_decoder":
         (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [ids])
         longest = run.config.model.max_length  # where a translation may have ended without its end symbol
         written = [*target, EOS][:longest]
         inputs = [source, [BOS, *target][:longest]]
+        if run.config.model.decoder == "masked":  # it reads what it writes, after the symbol that tells the length
+            inputs, encoded = [source, written], [transformer.LENGTH, *source]
     else:
         written, inputs = source, [source if architecture == "encoder_classifier" else [BOS, *ids]]
     arrays = [jnp.array([row], jnp.int32) for row in inputs]
     _, kept = model.apply({"params": run.params}, *arrays, mutable=["intermediates"])
-    read, written, source = (run.tokenizer.pieces(row) for row in (inputs[-1], written, source))
+    rows = inputs[-1], written, source, encoded
+    read, written, source, encoded = (run.tokenizer.pieces(row) for row in rows)
     kinds = {
-        "encoder self-attention": (r"encoder.*self_attention", source, source),
+        "encoder self-attention": (r"encoder.*self_attention", encoded, encoded),
         "decoder self-attention": (r"decoder.*self_attention", written, read),
         "cross-attention": (r"decoder.*cross_attention", written, source),
     }
@@ -96,7 +100,7 @@ def position_curves(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
     curves = {"alibi": schemes.alibi(query_11, key_1L, num_heads=config.num_heads)[0, :, 0]}
     t5 = schemes.PositionBias(dataclasses.replace(config, position="t5_bias"), bidirectional=True)
     for name, table_RH in _tables(t5, "position_bias", "embedding", params).items():
-        sides = {"bidirectional": "decoder" not in name}
+        sides = {"bidirectional": "decoder" not in name or config.decoder == "masked"}
         curves[name.replace("position_bias", "t5_bias")] = schemes.t5_bias(table_RH, query_11, key_1L, **sides)[0, :, 0]
     return curves
 

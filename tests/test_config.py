@@ -51,6 +51,9 @@ OPTIONAL = {
 }
 
 
+MASKED = dict(model__decoder="masked", decode__method="mask_predict")
+
+
 def where_read(name, value):
     """{'decode': {'top_k': 7, 'method': 'sample'}} for 'decode.top_k' and 7: a config in which the field is read."""
     fields = {name: value}
@@ -59,6 +62,8 @@ def where_read(name, value):
     if name in config_lib.READ_IF:
         other, wanted = config_lib.READ_IF[name]
         fields[other] = wanted
+    if "mask_predict" in fields.values() or value == "masked":
+        fields |= {"model.decoder": "masked", "decode.method": "mask_predict"}
     if name in ("data.faults", "data.longest_line"):
         fields |= {"data.dataset": "plain_text", "data.train_files": ("a.txt",)}
     return nested(**{field.replace(".", "__"): value for field, value in fields.items()})
@@ -187,7 +192,7 @@ def test_only_the_choices_of_a_field_are_taken(name):
     ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0), ("model.pooling", "first"),
     ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5), ("decode.seed", 3),
     ("data.pretokenized", True),
-    ("decode.beam_size", 3), ("decode.alpha", 0.5),
+    ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3), ("decode.length_candidates", 3),
 ])  # fmt: skip
 def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, value):
     section, field = name.split(".")
@@ -202,7 +207,7 @@ def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, v
 
 
 def test_every_field_that_is_read_only_sometimes_is_in_the_test_above():
-    assert len(config_lib.READ_IF) == 11
+    assert len(config_lib.READ_IF) == 13
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
@@ -271,6 +276,11 @@ def test_every_field_with_a_rule_exists(names):
         (dict(train__best_metric="chrf", data__pretokenized=True), "train.best_metric", "choose 'bleu_tokenized'"),
         (dict(train__best_metric="bleu_tokenized"), "train.best_metric", "choose 'bleu' or 'chrf'"),
         (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "a row of its own"),
+        (dict(model__decoder="masked"), "decode.method", "'greedy' writes token by token"),
+        (dict(**MASKED, model__architecture="decoder_lm"), "model.decoder", "encoder_decoder' only, which tells"),
+        (dict(decode__method="mask_predict"), "decode.method", "model.decoder='causal' has not learned to"),
+        (dict(**MASKED, data__packing=True), "data.packing", "the length of one target a row"),
+        (dict(**MASKED, decode__no_repeat_ngram=2), "decode.no_repeat_ngram", "writes all tokens at once"),
         (dict(decode__method="sample", decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),
         (dict(data__train_files=("a.tsv",)), "data.train_files", "cldr_translate/en-de reads no files; leave them out"),
         (
@@ -322,6 +332,7 @@ def test_fields_that_contradict_each_other_are_refused_with_a_field_named(fields
         dict(model__architecture="decoder_lm", data__packing=True),
         dict(model__architecture="encoder_decoder", data__packing=True),
         dict(decode__method="sample", decode__top_p=1.0),
+        dict(**MASKED, decode__min_length=3, decode__max_extra_length=7),
         dict(data__dataset="parallel_text", data__train_files=("a.tsv",), data__faults="drop", data__longest_line=7),
         dict(data__test_dataset="parallel_text", data__test_files=("a.en", "a.de"), data__faults="drop"),
         dict(data__languages=("de", "en")),

@@ -416,6 +416,27 @@ def test_generate_follows_the_run_and_then_the_flags(finished_language_model, co
     assert command(*words, "--prompt=3 days", "--max_extra_length=0") == "3 days\n" * 3
 
 
+# A decoder that writes all tokens at once.
+
+
+@pytest.mark.slow
+def test_a_masked_decoder_learns_goes_on_after_a_stop_and_translates(tmp_path):
+    changes = {"model.decoder": "masked", "decode.method": "mask_predict", "decode.iterations": 4}
+    assert runs.fit(tmp_path / "run", changes) == 0
+    losses, (test,) = runs.losses(tmp_path / "run"), runs.lines_of(tmp_path / "run", "test")
+    assert test["loss"] < 0.8 * losses[1] and test["length_loss"] < 0.8 * math.log(128)
+    assert 0 < test["length_accuracy"] < 1 and test.keys() >= {"accuracy", "perplexity", "bleu"}
+    assert runs.fit(tmp_path / "half", {**changes, "train.num_steps": 24}) == 0
+    assert runs.fit(tmp_path / "half", changes) == 0
+    assert runs.losses(tmp_path / "half") == losses
+    translator = translate.load(tmp_path / "run", iterations=2)
+    assert translator.run.config.decode.iterations == 2
+    (written, empty) = translator(["3 days", ""])
+    assert written and not empty
+    with pytest.raises(ValueError, match=r"^config\.decode\.method: 'beam' writes token by token"):
+        translate.load(tmp_path / "run", method="beam")
+
+
 # Pictures.
 
 MAPS = {

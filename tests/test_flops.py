@@ -26,6 +26,7 @@ CHANGES = {
     "other activation": {"activation": "gelu", "norm": "rms_norm", "use_bias": False, "output_bias": True},
     "classifier": {"architecture": "encoder_classifier", "num_classes": 13},
     "classifier by its first token": {"architecture": "encoder_classifier", "num_classes": 3, "pooling": "first"},
+    "masked decoder": {"decoder": "masked"},
     "language model": {"architecture": "decoder_lm"},
     "gated language model with grouped heads": {
         "architecture": "decoder_lm",
@@ -83,12 +84,14 @@ def by_hand(c, source_length, target_length):
     def feed_forward(length):
         return matrices * length * c.d_model * c.d_ff
 
-    encoder = c.num_encoder_layers * (attention(source_length, source_length) + feed_forward(source_length))
+    lengths = c.d_model * c.max_length if c.decoder == "masked" else 0
+    encoded = source_length + (1 if lengths else 0)
+    encoder = c.num_encoder_layers * (attention(encoded, encoded) + feed_forward(encoded))
     decoder = c.num_decoder_layers * (attention(target_length, target_length) + feed_forward(target_length))
     cross = c.num_decoder_layers * attention(target_length, source_length)
     logits = target_length * c.d_model * c.vocab_size
     total = {
-        "encoder_decoder": encoder + decoder + cross + logits,
+        "encoder_decoder": encoder + decoder + cross + logits + lengths,
         "encoder_classifier": encoder + c.d_model * (c.num_classes or 0),
         "decoder_lm": decoder + logits,
     }

@@ -25,6 +25,8 @@ MODEL = ModelConfig(
     num_decoder_layers=2, max_length=LONGEST,
 )  # fmt: skip
 DEEP = 11  # layers; the tenth comes after the ninth, and not after the first
+GREEDY = DecodeConfig(max_extra_length=3)
+MASK_PREDICT = DecodeConfig(method="mask_predict", iterations=2, min_length=3, max_extra_length=3)
 TEXT, TOKENS = "FLEX", ["F", "L", "E", "X"]
 
 
@@ -41,11 +43,11 @@ class Letters:
 
 
 @functools.cache
-def run_of(architecture, **changes):
+def run_of(architecture, decode=GREEDY, **changes):
     config = dataclasses.replace(MODEL, architecture=architecture, **changes)
     model, mesh, rng = transformer.build_model(config), parallel.make_mesh(1), np.random.default_rng(3)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), param_shapes(model))
-    whole = Config(model=config, data=DataConfig(vocab_size=V), decode=DecodeConfig(max_extra_length=3))
+    whole = Config(model=config, data=DataConfig(vocab_size=V), decode=decode)
     return trained.Trained(whole, Letters, model, parallel.replicate(params, mesh), mesh, None)
 
 
@@ -108,6 +110,26 @@ def test_a_translation_is_drawn_with_the_source_that_it_reads_and_the_tokens_tha
     assert_weights_of_layers(decoder, run, *inputs, stack="decoder", kind="self_attention")
     assert_weights_of_layers(cross, run, *inputs, stack="decoder", kind="cross_attention")
     assert_nothing_is_read_ahead(decoder)
+
+
+def test_a_masked_decoder_is_drawn_reading_all_that_it_writes_after_a_symbol_in_front_of_the_source():
+    run = run_of("encoder_decoder", MASK_PREDICT, decoder="masked", position="t5_bias")
+    (source,) = Letters.encode([TEXT])
+    (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [source])
+    encoder, decoder, cross = pictures.attention_maps(run, TEXT)
+    read, written = [*TOKENS, "</s>"], [*Letters.pieces(target), "</s>"]
+    assert len(written) > 3
+    assert encoder.query_tokens == encoder.key_tokens == ["<s>", *read]
+    assert decoder.query_tokens == decoder.key_tokens == written
+    assert (cross.query_tokens, cross.key_tokens) == (written, read)
+    inputs = [[*source, EOS], [*target, EOS]]
+    assert_weights_of_layers(encoder, run, *inputs, stack="encoder", kind="self_attention")
+    assert_weights_of_layers(decoder, run, *inputs, stack="decoder", kind="self_attention")
+    assert (decoder.weights_NHTS[..., np.triu(np.ones((len(written), len(written)), bool), k=1)] > 0.01).any()
+    curves = pictures.position_curves(run.config.model, run.params)
+    assert curves.keys() >= {"encoder/t5_bias", "decoder/t5_bias"}
+    ahead = curves["decoder/t5_bias"][:, pictures.POSITIONS + 1 :]
+    assert (ahead != curves["decoder/t5_bias"][:, pictures.POSITIONS :][:, :1]).any()
 
 
 @pytest.mark.parametrize("architecture", CHOICES["model.architecture"])

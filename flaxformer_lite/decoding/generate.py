@@ -1,4 +1,7 @@
-"""Writing token by token: a model, its cache and the method that picks the tokens, in one jitted loop."""
+"""Writing token by token: a model, its cache and the method that picks the tokens, in one jitted loop.
+
+A masked decoder writes all tokens at once: `fill_in`.
+"""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, cut_at_end, pad_rows
-from flaxformer_lite.decoding import beam, sampling
+from flaxformer_lite.decoding import beam, mask_predict, sampling
 
 NextLogits = Callable[..., tuple[jax.Array, Any]]
 Pick = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (logits_BV, ids_BT, index) -> token_B
+
+FEW_PLACES = 16  # mask-predict halves the places of a batch, where its texts need no more, until they are so few
 
 
 class Task(NamedTuple):
@@ -164,6 +169,49 @@ def _given(task: Task, index: jax.Array) -> jax.Array:
     return jnp.where(index < P, token_B, PAD)
 
 
+def fill_in(
+    model: nn.Module, config: DecodeConfig, params: dict, source_BS: jax.Array, *, max_length: int
+) -> jax.Array:
+    """What a masked decoder writes for each source by mask-predict: (B, max_length) ids, then padding.
+
+    Arguments as of `translation`; a row of padding alone gives an empty row. The source is encoded once, and all
+    candidates of a row, texts of different lengths, share its keys and values.
+    """
+    apply = functools.partial(model.apply, {"params": params})
+    memory, logits_BL = apply(source_BS, method="start_filling")
+    source_B = (source_BS != PAD).sum(axis=1)
+    limit_B = jnp.minimum(source_B + config.max_extra_length, max_length) - 1  # the end symbol takes a place
+    limit_B = jnp.where(source_B > 0, limit_B, 0)
+    length_BC = mask_predict.likeliest_lengths(logits_BL, config.min_length, limit_B, count=config.length_candidates)
+
+    def predict(ids_BCT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        fill = lambda ids_BT: apply(ids_BT, memory, source_BS, method="fill")  # noqa: E731
+        x_CBTD = jax.vmap(fill, in_axes=1)(ids_BCT)
+        # The logits of one candidate after another: those of all at once would be many.
+        likeliest = jax.lax.map(lambda x_BTD: _likeliest(apply(x_BTD, method="logits")), x_CBTD)
+        return jax.tree.map(lambda x_CBT: x_CBT.swapaxes(0, 1), likeliest)
+
+    def write_within(length: int, length_BC: jax.Array) -> jax.Array:
+        options = {"iterations": config.iterations, "max_length": length, "mask": UNK, "end": EOS}
+        ids_BT, _ = mask_predict.mask_predict(predict, length_BC, **options)
+        return jnp.pad(ids_BT, ((0, 0), (0, max_length - length)))
+
+    # An iteration costs as much as there are places, and most texts need few of those that there may be: the smallest
+    # of a few sizes that holds the longest candidate.
+    sizes = [max_length]
+    while sizes[0] > FEW_PLACES:
+        sizes.insert(0, -(-sizes[0] // 2))
+    number = (length_BC.max() >= jnp.array(sizes[:-1], jnp.int32)).sum()
+    return jax.lax.switch(number, [functools.partial(write_within, size) for size in sizes], length_BC)
+
+
+def _likeliest(logits_BTV: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The likeliest token of each place, of those that a text holds, and its log-probability among all."""
+    log_prob_BTV = jax.nn.log_softmax(logits_BTV)
+    allowed_BTV = sampling.forbid(log_prob_BTV, [PAD, BOS, EOS, UNK])  # the length says where a text ends
+    return jnp.argmax(allowed_BTV, axis=-1).astype(jnp.int32), allowed_BTV.max(axis=-1)
+
+
 def padded_length(length: int, max_length: int) -> int:
     """The next of 16, 32, 64, ... up to `max_length`: few lengths, so few compilations."""
     return min(max_length, max(16, 1 << (length - 1).bit_length()))
@@ -202,9 +250,10 @@ class Decoder:
           sharding: of a batch of inputs, and of the outputs (whole in every process); None: on one device.
           compile_with: runs a compilation, so that a caller can do it elsewhere and wait.
         """
+        check_method(model.config, config)
         self._model, self._config, self._sharding = model, config, sharding
-        beams = config.beam_size if config.method == "beam" else 1
-        options = {"tokens": config.tokens_per_batch // beams, "multiple": rows_multiple}
+        at_once = {"beam": config.beam_size, "mask_predict": config.length_candidates}.get(config.method, 1)
+        options = {"tokens": config.tokens_per_batch // at_once, "multiple": rows_multiple}
         self._rows_for = functools.partial(rows_for, **options) if rows is None else lambda length, *, waiting: rows
         self._translates = model.config.architecture == "encoder_decoder"
         self.max_length = model.config.max_length
@@ -270,6 +319,8 @@ class Decoder:
         numbers: Sequence[int] | None = None,
     ) -> Iterator[tuple[list[int], Any]]:
         """Batch by batch, the longest inputs first, which ones they are, and what the jitted function returns."""
+        if prefixes is not None and self._config.method == "mask_predict":
+            raise ValueError("prefixes: decode.method='mask_predict' writes all tokens at once; leave them out.")
         numbers = range(len(inputs)) if numbers is None else numbers
         self._check("input", inputs, "split it into shorter ones")
         self._check("prefix", prefixes or (), "shorten it")
@@ -308,9 +359,12 @@ class Decoder:
         if key not in self._compiled:
             make_task = functools.partial(translation if self._translates else continuation, self._model, self._config)
             longest = max(array.shape[1] for array in batch if array.ndim == 2)
-            method = best if n is None else functools.partial(search, n_best=n)
-            method = functools.partial(method, max_length=min(self.max_length, longest + self._config.max_extra_length))
+            room = {"max_length": min(self.max_length, longest + self._config.max_extra_length)}
+            method = functools.partial(best if n is None else functools.partial(search, n_best=n), **room)
             decode = lambda params, *batch: method(make_task(params, *batch), self._config)  # noqa: E731
+            if self._config.method == "mask_predict":
+                fill = functools.partial(fill_in, self._model, self._config, **room)
+                decode = lambda params, source_BS, row_B: fill(params, source_BS)  # noqa: E731
             jitted = jax.jit(decode, out_shardings=self._sharding and self._sharding[1])
             self._compiled[key] = self._compile_with(lambda: jitted.lower(params, *batch).compile())
         return self._compiled[key]

@@ -92,7 +92,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention, attention to the encoder's output (if there is an encoder), then feed-forward."""
+    """Self-attention, attention to the encoder's output (if there is an encoder), then feed-forward."""
 
     config: ModelConfig
     has_encoder: bool = True
@@ -111,13 +111,22 @@ class DecoderLayer(nn.Module):
         x_BTD: jax.Array,
         pattern: Pattern,
         bias: ScoreBias | None = None,
-        memory_BSD: jax.Array | None = None,
+        memory: jax.Array | KVCache | None = None,
         cross_pattern: Pattern | None = None,
         **mode,
     ) -> jax.Array:
-        """(B, T, D) to (B, T, D); `bias`: what positions add to the scores of self-attention."""
+        """(B, T, D) to (B, T, D).
+
+        Args:
+          bias: what positions add to the scores of self-attention.
+          memory: the encoder's output (B, S, D), or the keys and values that were made of it before.
+        """
         attend = lambda x: self.self_attention(x, x, pattern, bias, **mode)  # noqa: E731
-        cross = lambda x: self.cross_attention(x, memory_BSD, cross_pattern, **mode)  # noqa: E731
+
+        def cross(x_BTD: jax.Array) -> jax.Array:
+            read = self.cross_attention.attend if isinstance(memory, KVCache) else self.cross_attention
+            return read(x_BTD, memory, cross_pattern, **mode)
+
         x_BTD = self.self_attention_residual(x_BTD, attend, **mode)
         if self.has_encoder:
             x_BTD = self.cross_attention_residual(x_BTD, cross, **mode)

@@ -36,6 +36,11 @@ class Places:
         """The same positions in every row, and no padding."""
         return cls(position_L[None], jnp.ones_like(position_L)[None], packed=False)
 
+    def with_one_before(self) -> "Places":
+        """These places of one text a row after one more, a symbol in front of it at position -1."""
+        before_1L = jnp.arange(-1, self.segment_BL.shape[1], dtype=jnp.int32)[None]
+        return Places(before_1L, jnp.pad(self.segment_BL, ((0, 0), (1, 0)), constant_values=1), packed=False)
+
 
 @flax.struct.dataclass
 class Pattern:

@@ -12,6 +12,12 @@ from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, make_norm
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import PositionBias, PositionVectors
 
+# The start symbol, which no source holds, stands in front of the source of a masked decoder: what the encoder makes of
+# it tells the length of the target. Ghazvininejad 2019, section 2.3.
+LENGTH = 1
+
+Memory = jax.Array | tuple[KVCache, ...]  # the encoder's output (B, S, D), or what `project_memory` makes of it
+
 
 def build_model(config: ModelConfig) -> "EncoderDecoder | EncoderClassifier | DecoderLM":
     """The model that `config` describes.
@@ -118,7 +124,7 @@ class Decoder(nn.Module):
     has_encoder: bool = True
 
     def setup(self):
-        self.position_bias = PositionBias(self.config, bidirectional=False)
+        self.position_bias = PositionBias(self.config, bidirectional=self.config.decoder == "masked")
         self.layers = [DecoderLayer(self.config, self.has_encoder) for _ in range(self.config.num_decoder_layers)]
         if self.config.norm_placement == "pre":
             self.final_norm = make_norm(self.config)
@@ -127,16 +133,17 @@ class Decoder(nn.Module):
         self,
         x_BTD: jax.Array,
         places: Places,
-        memory_BSD: jax.Array | None = None,
+        memory: Memory | None = None,
         memory_places: Places | None = None,
         **mode,
     ) -> jax.Array:
-        """(B, T, D) to (B, T, D); `memory_BSD`: the encoder's output, if there is one."""
-        pattern = Pattern(places, places, causal=True, window=self.config.attention_window)
+        """(B, T, D) to (B, T, D), with an encoder's `memory` if there is one."""
+        causal = self.config.decoder == "causal"  # else it sees all, as an encoder does: Ghazvininejad 2019, 2.1
+        pattern = Pattern(places, places, causal=causal, window=self.config.attention_window)
         cross = Pattern(places, memory_places) if self.has_encoder else None
-        bias = self.position_bias()
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, pattern, bias, memory_BSD, cross, **mode)
+        bias, memories = self.position_bias(), memory if isinstance(memory, tuple) else (memory,) * len(self.layers)
+        for layer, memory in zip(self.layers, memories, strict=True):
+            x_BTD = layer(x_BTD, pattern, bias, memory, cross, **mode)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
     def start_cache(self, batch_size: int, max_length: int, beam_size: int) -> tuple[KVCache, ...]:
@@ -205,12 +212,21 @@ class EncoderDecoder(nn.Module):
         self.encoder = Encoder(c)
         self.decoder = Decoder(c)
         self.output = Output(c, self.target_embedding)
+        if c.decoder == "masked":
+            self.length = nn.Dense(c.max_length, use_bias=c.use_bias, kernel_init=nn.initializers.xavier_uniform())
 
     def __call__(self, source_BS: jax.Array, target_BT: jax.Array, **options) -> jax.Array:
-        """Logits (B, T, V), float32, of the token after each of `target_BT`; arguments as of `features`."""
+        """Logits (B, T, V), float32, of the token after each of `target_BT`; arguments as of `features`.
+
+        Of a masked decoder: of each token itself.
+        """
         return project(self.features(source_BS, target_BT, **options), self.output(), self.config)
 
-    def features(
+    def features(self, source_BS: jax.Array, target_BT: jax.Array, **options) -> jax.Array:
+        """What the decoder makes of each token, (B, T, D): all but the projection; arguments as below."""
+        return self.features_and_lengths(source_BS, target_BT, **options)[0]
+
+    def features_and_lengths(
         self,
         source_BS: jax.Array,
         target_BT: jax.Array,
@@ -218,12 +234,13 @@ class EncoderDecoder(nn.Module):
         source_segment_BS: jax.Array | None = None,
         target_segment_BT: jax.Array | None = None,
         **mode,
-    ) -> jax.Array:
-        """What the decoder makes of each token, (B, T, D): all but the projection to logits.
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """`features`, and of a masked decoder the logits (B, max_length) of the target's length, else None.
 
         Args:
           source_BS: int32 ids, 0 = padding.
-          target_BT: the decoder's input, already shifted right: it starts with the start symbol.
+          target_BT: the decoder's input, already shifted right: it starts with the start symbol. A masked decoder's is
+            not shifted, and some of its tokens are masked.
           source_segment_BS, target_segment_BT: for rows that hold several pairs, the number of each token's pair in
             its row, from 1; 0 = padding. None: one pair a row.
           mode: `deterministic=False` applies dropout and needs `rngs={'dropout': key}`; `row_B` is each row's number
@@ -231,28 +248,34 @@ class EncoderDecoder(nn.Module):
         """
         if (source_segment_BS is None) != (target_segment_BT is None):
             raise ValueError("Expected the segments of source and target, or of neither; got those of one side.")
+        if source_segment_BS is not None and self.config.decoder == "masked":
+            raise ValueError("Expected one pair a row, whose length is predicted, got segments; leave them out.")
         source, target = Places.of(source_BS, source_segment_BS), Places.of(target_BT, target_segment_BT)
-        return self._decode(target_BT, target, self._encode(source_BS, source, **mode), source, **mode)
+        memory_BSD, length_logits = self._encode(source_BS, source, **mode)
+        return self._decode(target_BT, target, memory_BSD, source, **mode), length_logits
 
     def output_weights(self) -> dict[str, jax.Array]:
         """What `project` makes logits of features with."""
         return self.output()
 
-    def _encode(self, source_BS: jax.Array, source: Places, **mode) -> jax.Array:
-        return self.encoder(self.source_inputs(source_BS, source, **mode), source, **mode)
+    def _encode(self, source_BS: jax.Array, source: Places, **mode) -> tuple[jax.Array, jax.Array | None]:
+        """The encoder's output (B, S, D), and of a masked decoder the logits of the target's length."""
+        x_BSD = self.source_inputs(source_BS, source, **mode)
+        if self.config.decoder == "causal":
+            return self.encoder(x_BSD, source, **mode), None
+        # One place before the source, which so stands where it always does, and every scheme has room for it; what is
+        # added to embeddings is the first token's.
+        ids_B1 = jnp.full_like(source_BS[:, :1], LENGTH)
+        x_B1D = self.source_inputs(ids_B1, Places.of(ids_B1), **mode)
+        x_BSD = self.encoder(jnp.concatenate([x_B1D, x_BSD], axis=1), source.with_one_before(), **mode)
+        return x_BSD[:, 1:], self.length(x_BSD[:, 0].astype(jnp.float32))
 
-    def _decode(self, target_BT: jax.Array, target: Places, memory_BSD: jax.Array, source: Places, **mode) -> jax.Array:
-        x_BTD = self.target_inputs(target_BT, target, **mode)
-        return self.decoder(x_BTD, target, memory_BSD, source, **mode)
+    def _decode(self, target_BT: jax.Array, target: Places, memory: Memory, source: Places, **mode) -> jax.Array:
+        return self.decoder(self.target_inputs(target_BT, target, **mode), target, memory, source, **mode)
 
     def encode(self, source_BS: jax.Array, **mode) -> jax.Array:
         """The encoder's output, (B, S, D)."""
-        return self._encode(source_BS, Places.of(source_BS), **mode)
-
-    def decode(self, target_BT: jax.Array, memory_BSD: jax.Array, source_BS: jax.Array, **mode) -> jax.Array:
-        """Logits (B, T, V) of the token after each of `target_BT`, given the encoder's output."""
-        x_BTD = self._decode(target_BT, Places.of(target_BT), memory_BSD, Places.of(source_BS), **mode)
-        return project(x_BTD, self.output(), self.config)
+        return self._encode(source_BS, Places.of(source_BS), **mode)[0]
 
     def start_cache(self, source_BS: jax.Array, max_length: int, beam_size: int = 1) -> DecoderCache:
         """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
@@ -279,6 +302,20 @@ class EncoderDecoder(nn.Module):
         x_BWD = _embed_at(index, token, self.target_inputs)
         x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL, memory_places=Places.of(source_BS))
         return project(x_BWD, self.output(), self.config).reshape(*token.shape, -1), cache
+
+    def start_filling(self, source_BS: jax.Array) -> tuple[tuple[KVCache, ...], jax.Array]:
+        """Encodes the source for a masked decoder: what `fill` reads, and logits (B, max_length) of the length."""
+        source = Places.of(source_BS)
+        memory_BSD, length_logits = self._encode(source_BS, source)
+        return self.decoder.project_memory(memory_BSD, source), length_logits
+
+    def fill(self, target_BT: jax.Array, memory: tuple[KVCache, ...], source_BS: jax.Array) -> jax.Array:
+        """What a masked decoder makes of each token, (B, T, D), given what `start_filling` made of the source."""
+        return self._decode(target_BT, Places.of(target_BT), memory, Places.of(source_BS))
+
+    def logits(self, x_BTD: jax.Array) -> jax.Array:
+        """`project` of what `fill` returned: (B, T, V), float32."""
+        return project(x_BTD, self.output(), self.config)
 
 
 def _embed_at(index: jax.Array, token: jax.Array, inputs: Inputs) -> jax.Array:

@@ -20,7 +20,8 @@ def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
         projections = 2 * c.d_model * (queries * width + keys * kv_width)
         return projections + 2 * width * queries * keys
 
-    encoder = source_length * feed_forward + attention(source_length, source_length)
+    encoded = source_length + (c.decoder == "masked")  # a symbol in front, which tells the target's length
+    encoder = encoded * feed_forward + attention(encoded, encoded)
     decoder = target_length * feed_forward + attention(target_length, target_length)
     if c.architecture == "encoder_classifier":
         return 2 * (c.num_encoder_layers * encoder + c.d_model * c.num_classes)
@@ -28,6 +29,7 @@ def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
     if c.architecture == "decoder_lm":
         return 2 * (c.num_decoder_layers * decoder + logits)
     decoder += attention(target_length, source_length)
+    logits += c.d_model * c.max_length if c.decoder == "masked" else 0
     return 2 * (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits)
 
 

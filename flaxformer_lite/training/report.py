@@ -117,7 +117,7 @@ def signatures(scores: Scores) -> str:
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:.2f} %" if name.startswith(("accuracy", "exact_match")) else f"{value:.4g}"
+    return f"{100 * value:.2f} %" if name.startswith(("accuracy", "exact_match", "length_accuracy")) else f"{value:.4g}"
 
 
 def _interval(name: str, intervals: Mapping[str, tuple[float, float]]) -> str:

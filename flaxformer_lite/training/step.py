@@ -8,6 +8,9 @@ A batch is a dict of int32 arrays: `row` (B,), each row's number in the global b
 
 Rows that hold several texts, or pairs, have `target_segment` (B, T) too, and `source_segment` (B, S) if there is a
 source: the number of each token's text, or pair, from 1; 0 = padding.
+
+A masked decoder (`model.decoder`) learns to predict the tokens of the target that are masked, and its length; its
+`loss` and `accuracy` are of those tokens alone, given the others, and so no match for those of a causal decoder.
 """
 
 import flax.linen as nn
@@ -17,9 +20,10 @@ import jax.numpy as jnp
 import optax
 
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import losses, metrics
+from flaxformer_lite.training import losses, masking, metrics
 
 PAD, BOS = 0, 1
+MASKING = 1  # which of the step's random numbers say what is masked; dropout takes others
 
 Batch = dict[str, jax.Array]
 
@@ -100,6 +104,31 @@ def features(params: dict, batch: Batch, *, model: nn.Module, **mode) -> jax.Arr
     return model.apply({"params": params}, batch["source"], inputs_BT, method="features", **mode)
 
 
+def predictions(
+    params: dict, batch: Batch, *, model: nn.Module, step_key: jax.Array | None, **mode
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array], metrics.Sums]:
+    """What a decoder makes of each token, (B, T, D), the labels and their weights, and sums of what else it predicts.
+
+    What is masked for a masked decoder is in training a function of the step's key and the row; in evaluation of the
+    row alone, so that each evaluation measures the same.
+    """
+    if model.config.decoder == "causal":
+        labels_BT = batch["target"]
+        x_BTD = features(params, batch, model=model, **mode)
+        return x_BTD, (labels_BT, (labels_BT != PAD).astype(jnp.float32)), {}
+    key = jax.random.key(0) if step_key is None else jax.random.fold_in(step_key, MASKING)
+    masked = masking.mask_targets(key, batch["row"], batch["target"])
+    inputs = batch["source"], masked.inputs_BT
+    x_BTD, length_logits_BL = model.apply({"params": params}, *inputs, method="features_and_lengths", **mode)
+    return x_BTD, (masked.labels_BT, masked.weights_BT), length_sums(length_logits_BL, masked.length_B)
+
+
+def length_sums(logits_BL: jax.Array, length_B: jax.Array) -> metrics.Sums:
+    """Loss and accuracy of predicted lengths, an empty row left out. Ghazvininejad 2019, section 2.3."""
+    predicted = logits_BL[:, None], length_B[:, None], (length_B[:, None] > 0).astype(jnp.float32)
+    return {"length_loss": losses.cross_entropy(*predicted), "length_accuracy": metrics.correct_tokens(*predicted)}
+
+
 def loss_sums(
     params: dict,
     batch: Batch,
@@ -108,7 +137,10 @@ def loss_sums(
     label_smoothing: float = 0.0,
     dropout_key: jax.Array | None = None,
 ) -> tuple[jax.Array, metrics.Sums]:
-    """What training minimises, summed over labels, and the metrics' sums; dropout only with a key."""
+    """What training minimises, summed over labels, and the metrics' sums; dropout only with a key.
+
+    A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
+    """
     mode = {"deterministic": dropout_key is None, "row_B": batch["row"]}
     if dropout_key is not None:
         mode["rngs"] = {"dropout": dropout_key}
@@ -119,18 +151,17 @@ def loss_sums(
 
     if model.config.architecture == "encoder_classifier":
         return sums(*classify(params, batch, model=model, **mode))
-    x_BTD = features(params, batch, model=model, **mode)
-    weights, labels_BT = model.apply({"params": params}, method="output_weights"), batch["target"]
+    x_BTD, labelled, extra = predictions(params, batch, model=model, step_key=dropout_key, **mode)
+    weights = model.apply({"params": params}, method="output_weights")
     parts = losses.parts_of(x_BTD.shape[0], x_BTD.shape[1] * weights["matrix"].shape[0])
-    return losses.summed_over_parts(
-        lambda x_BTD, weights, labels_BT: sums(
-            transformer.project(x_BTD, weights, model.config), labels_BT, (labels_BT != PAD).astype(jnp.float32)
-        ),
+    objective, measured = losses.summed_over_parts(
+        lambda x_BTD, weights, *labelled: sums(transformer.project(x_BTD, weights, model.config), *labelled),
         x_BTD,
         weights,
-        labels_BT,
+        *labelled,
         parts=parts,
     )
+    return (objective + extra["length_loss"][0] if extra else objective), measured | extra
 
 
 def gradient_sums(params: dict, batch: Batch, *, microbatches: int = 1, **options) -> tuple[dict, metrics.Sums]:

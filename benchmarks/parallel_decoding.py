@@ -1,0 +1,93 @@
+"""Trains the default task with a causal and with a masked decoder, and measures how well and how fast each writes.
+
+Both have the default config's sizes, data and number of steps. Quality is of the validation split; speed is sentences a
+second over the first of its phrases, the median of runs in which the methods take turns, after one run each that is not
+counted. Runs that are there already are not trained again, so the command can be stopped and started anew.
+
+    python benchmarks/parallel_decoding.py --output=runs/parallel_decoding
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from flaxformer_lite import scoring, translate
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.training import writers
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = {"causal": "default", "masked": "mask_predict"}
+# How each decoder writes: name, decoder, fields of DecodeConfig.
+METHODS = [
+    ("greedy", "causal", {"method": "greedy"}),
+    ("beam 4", "causal", {"method": "beam", "beam_size": 4}),
+    *(
+        (f"mask-predict, {T} iteration{'s' if T > 1 else ''}", "masked", {"method": "mask_predict", "iterations": T})
+        for T in (1, 4, 10)
+    ),
+]
+
+
+def train(decoder: str, steps: int, seed: int, folder: Path) -> Path:
+    """The workdir of one finished run."""
+    path = folder / f"{decoder}-{steps}-{seed}"
+    flags = {
+        "data.seed": seed,
+        "train.seed": seed,
+        "train.num_steps": steps,
+        "train.eval_every": steps,
+        "train.decode_examples": 0,
+        "optim.warmup_steps": max(1, steps // 8),
+    }
+    flags = [f"--config.{name}={value}" for name, value in flags.items()]
+    command = [sys.executable, "train.py", f"--config={CONFIGS[decoder]}", f"--workdir={path.absolute()}", *flags]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return path
+
+
+def timed(translators: Sequence[translate.Translator], texts: Sequence[str], repeats: int) -> list[list[float]]:
+    """Sentences a second of each run of each translator: in turn, after one run each that is not counted."""
+    rates = [[] for _ in translators]
+    for repeat in range(repeats + 1):
+        for translator, rates_of_one in zip(translators, rates, strict=True):
+            started = time.perf_counter()
+            translator(texts)
+            if repeat:
+                rates_of_one.append(len(texts) / (time.perf_counter() - started))
+    return rates
+
+
+def main() -> None:
+    """Trains what is missing, then prints a table with a line for each method."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=1600, help="updates of each run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each method")
+    parser.add_argument("--sentences", type=int, default=512, help="phrases of each timed run")
+    parser.add_argument("--scored", type=int, help="validation phrases that are scored; default: all")
+    parser.add_argument("--output", type=Path, default=Path("runs/parallel_decoding"), help="folder for runs")
+    arguments = parser.parse_args()
+    workdirs = {name: train(name, arguments.steps, arguments.seed, arguments.output) for name in CONFIGS}
+    translators = [translate.load(workdirs[decoder], **fields) for _, decoder, fields in METHODS]
+    config = translators[0].run.config
+    examples = pipeline.open_dataset(config).read(config.data.validation_split)
+    source, target = examples.source[: arguments.scored], examples.target[: arguments.scored]
+    found = [scoring.score(translator(source), [target]) for translator in translators]
+    rates = timed(translators, examples.source[: arguments.sentences], arguments.repeats)
+    rows = [["method", "exact match, %", "BLEU", "sentences a second: median (lowest-highest)", "times greedy"]]
+    for (name, _, _), scores, rate in zip(METHODS, found, rates, strict=True):
+        median = statistics.median(rate)
+        spread = f"{median:,.0f} ({min(rate):,.0f}-{max(rate):,.0f})"
+        quality = [f"{100 * scores.values['exact_match']:.1f}", f"{scores.values['bleu']:.2f}"]
+        rows.append([name, *quality, spread, f"{median / statistics.median(rates[0]):.2f}"])
+    print(f"{arguments.steps} steps, seed {arguments.seed}, {len(source):,} validation phrases")
+    print(writers.table(rows))
+    print(f"BLEU: {found[0].signatures['bleu']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The default task by a decoder that writes all tokens at once: a conditional masked language model, mask-predict.
+
+Ghazvininejad 2019 trains on the translations of a causal model; here it learns from the texts themselves.
+
+Data      cldr_translate/en-de: 100,000 phrases of ten kinds, made on the machine; no download
+Hardware  2 CPU cores
+Expected  not yet measured
+Command   python train.py --config=mask_predict
+"""
+
+from flaxformer_lite.config import default_config
+
+
+def get_config():
+    config = default_config()
+    config.model.update(d_model=128, num_heads=4, d_ff=256, num_encoder_layers=2, num_decoder_layers=2, max_length=128)
+    config.model.decoder = "masked"
+    config.data.update(tokenizer="bpe", vocab_size=2000, tokens_per_batch=2048, buckets=(12, 16, 24, 40))
+    config.optim.update(schedule="linear", learning_rate=4e-3, warmup_steps=200)
+    config.train.update(num_steps=1600, log_every=20, eval_every=400, checkpoint_every=200)
+    config.decode.method = "mask_predict"
+    return config

@@ -1,0 +1,75 @@
+"""Mask-predict: all tokens of a text at once, the unlikeliest again and again. Ghazvininejad 2019; it knows no model.
+
+C  candidates, texts of different lengths of which the best is taken      T  most tokens of a text
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+PAD = 0  # the token id that fills a row after its last token
+NONE = -jnp.inf  # the score of a candidate that does not exist
+
+# Ids (B, C, T), some of them masked -> of every place the likeliest token, and its log-probability.
+Predict = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def likeliest_lengths(logits_BL: jax.Array, shortest: int, limit_B: jax.Array, *, count: int) -> jax.Array:
+    """The `count` likeliest lengths of each row, likeliest first, (B, count); 0 where there are fewer. Section 3.3.
+
+    Args:
+      logits_BL: of the lengths 0 to L - 1.
+      shortest: no length is less than this, unless `limit_B` is, and none is 0.
+      limit_B: no length is more than this; 0: an unused row.
+    """
+    length_1L = jnp.arange(logits_BL.shape[1])[None]
+    lowest_B1 = jnp.maximum(jnp.minimum(shortest, limit_B), 1)[:, None]
+    allowed_BL = (length_1L >= lowest_B1) & (length_1L <= limit_B[:, None])
+    value_BC, length_BC = jax.lax.top_k(jnp.where(allowed_BL, logits_BL, -jnp.inf), min(count, logits_BL.shape[1]))
+    return jnp.where(value_BC > -jnp.inf, length_BC, 0)
+
+
+def masked_count(length: jax.Array, step: jax.Array, iterations: int) -> jax.Array:
+    """How many of `length` tokens are masked before prediction number `step`, from 0: all, then fewer. Section 3.1."""
+    return length * (iterations - step) // iterations
+
+
+def least_probable(log_prob_XT: jax.Array, length_X: jax.Array, count_X: jax.Array) -> jax.Array:
+    """Which places hold the `count_X` lowest of the first `length_X` numbers: bool (..., T); of equals the first."""
+    in_text_XT = jax.lax.broadcasted_iota(jnp.int32, log_prob_XT.shape, log_prob_XT.ndim - 1) < length_X[..., None]
+    rank_XT = jnp.argsort(jnp.argsort(jnp.where(in_text_XT, log_prob_XT, jnp.inf), axis=-1), axis=-1)
+    return (rank_XT < count_X[..., None]) & in_text_XT
+
+
+def mask_predict(
+    predict: Predict, length_BC: jax.Array, *, iterations: int, max_length: int, mask: int, end: int
+) -> tuple[jax.Array, jax.Array]:
+    """The best candidate of each row: ids (B, T) with the end symbol, and its mean log-probability (B,). Section 3.
+
+    First all tokens are masked and predicted. In each later step the least probable are masked again and predicted
+    from the others, which stay as they are, with the probabilities they had. Every place is decided by itself.
+
+    Args:
+      length_BC: of the candidates without their end symbols, less than `max_length`; 0: there is none.
+      mask: the token that stands where a token is to be predicted.
+      end: the end symbol, which stands after each candidate from the start.
+    """
+    shape = (*length_BC.shape, max_length)
+    length_BC1 = length_BC[..., None]
+    place_BCT = jax.lax.broadcasted_iota(jnp.int32, shape, 2)
+
+    def one_step(step: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        ids_BCT, log_prob_BCT = state
+        count_BC = masked_count(length_BC, step, iterations)
+        hidden_BCT = least_probable(log_prob_BCT, length_BC, count_BC)
+        predicted = predict(jnp.where(hidden_BCT, mask, ids_BCT))
+        return jax.tree.map(lambda new, old: jnp.where(hidden_BCT, new, old), predicted, state)
+
+    ends_BCT = jnp.where((place_BCT == length_BC1) & (length_BC1 > 0), end, PAD)
+    ids_BCT, log_prob_BCT = jax.lax.fori_loop(0, iterations, one_step, (ends_BCT, jnp.zeros(shape, jnp.float32)))
+    total_BC = jnp.where(place_BCT < length_BC1, log_prob_BCT, 0).sum(axis=-1)
+    score_BC = jnp.where(length_BC > 0, total_BC / jnp.maximum(length_BC, 1), NONE)
+    best_B = score_BC.argmax(axis=1)  # of equals the likelier length
+    ids_BT = jnp.take_along_axis(ids_BCT, best_B[:, None, None], axis=1)[:, 0]
+    return ids_BT, jnp.take_along_axis(score_BC, best_B[:, None], axis=1)[:, 0]

@@ -1,0 +1,125 @@
+"""Mask-predict on a table for a model, against its definition in lists."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_lite.decoding import mask_predict
+from flaxformer_lite.decoding.mask_predict import NONE, least_probable, likeliest_lengths, masked_count
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+T, V, MASK, END = 8, 6, 3, 2
+# What each token at each place says of every place: what is likely there depends on all that is read.
+SAYS = 2 * np.random.default_rng(5).normal(size=(T, V, T, V)).astype(np.float32)
+SAYS[..., [0, MASK, END]] = -100  # neither is ever the likeliest
+LENGTHS = [[3, 7, 4], [5, 0, 0], [0, 0, 0], [1, 2, 3], [6, 5, 7], [7, 6, 2], [4, 6, 5], [2, 7, 1]]
+
+
+def log_probabilities(ids):
+    """(T, V) of one text in a row of T places; padding says nothing."""
+    logits = sum(SAYS[place, token] for place, token in enumerate(ids) if token)
+    return np.asarray(jax.nn.log_softmax(logits))
+
+
+@jax.jit
+def predict(ids_BCT):
+    read = jax.nn.one_hot(ids_BCT, V) * (ids_BCT != 0)[..., None]
+    log_prob_BCTV = jax.nn.log_softmax(jnp.einsum("BCSU,SUTV->BCTV", read, SAYS))
+    return log_prob_BCTV.argmax(axis=-1).astype(jnp.int32), log_prob_BCTV.max(axis=-1)
+
+
+@functools.partial(jax.jit, static_argnames=("iterations", "places"))
+def run(length_BC, *, iterations, places=T):
+    def within(ids_BCT):
+        wide = jnp.pad(ids_BCT, ((0, 0), (0, 0), (0, T - places)))
+        return jax.tree.map(lambda x: x[..., :places], predict(wide))
+
+    return mask_predict.mask_predict(within, length_BC, iterations=iterations, max_length=places, mask=MASK, end=END)
+
+
+def by_definition(length, iterations):
+    """The text of one length in lists, and its mean log-probability."""
+    ids, log_prob = [MASK] * length, [0.0] * length
+    for step in range(iterations):
+        hidden = sorted(range(length), key=lambda i: log_prob[i])[: int(length * (iterations - step) / iterations)]
+        read = [MASK if i in hidden else token for i, token in enumerate(ids)]
+        table = log_probabilities([*read, END] + [0] * (T - length - 1))
+        for i in hidden:
+            ids[i], log_prob[i] = int(table[i].argmax()), float(table[i].max())
+    return ids, sum(log_prob) / length
+
+
+def candidates(iterations):
+    """Of each row its texts by the definition, with their scores."""
+    return [[by_definition(length, iterations) for length in row if length] for row in LENGTHS]
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 4, 10])
+def test_the_best_candidate_of_each_row_is_found_as_its_definition_finds_it(iterations):
+    ids_BT, score_B = run(jnp.array(LENGTHS), iterations=iterations)
+    chosen = []
+    for row, ids, score in zip(candidates(iterations), np.asarray(ids_BT), np.asarray(score_B), strict=True):
+        if not row:
+            assert score == NONE and not ids.any()
+            continue
+        number, (text, best) = max(enumerate(row), key=lambda item: item[1][1])
+        chosen.append(number)
+        assert ids.tolist() == [*text, END] + [0] * (T - len(text) - 1)
+        np.testing.assert_allclose(score, best, atol=1e-5)
+    assert len(set(chosen)) > 1  # the likeliest length is not always the best
+
+
+def test_more_iterations_find_other_texts_and_likelier_ones():
+    once, often = candidates(1), candidates(10)
+    assert once != often
+    mean = lambda rows: np.mean([score for row in rows for _, score in row])  # noqa: E731
+    assert mean(often) > mean(once)
+
+
+def test_a_row_finds_the_same_whatever_shares_its_batch_and_however_many_places_there_are():
+    lengths = [[3, 4], [5, 2], [0, 0], [1, 5]]
+    ids_BT, score_B = run(jnp.array(lengths), iterations=4)
+    for row, ids, score in zip(lengths, ids_BT, score_B, strict=True):
+        alone, its_score = run(jnp.array([row]), iterations=4, places=6)
+        assert alone[0].tolist() == ids[:6].tolist() and not ids[6:].any()
+        np.testing.assert_allclose(its_score[0], score, atol=1e-6)
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 10])
+def test_all_tokens_are_masked_at_first_and_then_evenly_fewer(iterations):
+    length = np.arange(41)
+    counts = [np.asarray(masked_count(length, step, iterations)) for step in range(iterations)]
+    np.testing.assert_array_equal(counts[0], length)
+    for step, count in enumerate(counts):
+        np.testing.assert_array_equal(count, np.floor(length * ((iterations - step) / iterations) + 1e-9))
+
+
+def test_the_least_probable_are_found_and_padding_never_is():
+    rng = np.random.default_rng(0)
+    log_prob = rng.integers(-3, 0, size=(53, T)).astype(np.float32)  # with many equal ones
+    length, count = rng.integers(0, T + 1, size=53), rng.integers(0, T + 1, size=53)
+    found = np.asarray(least_probable(jnp.asarray(log_prob), jnp.asarray(length), jnp.asarray(count)))
+    for row in range(53):
+        expected = sorted(range(length[row]), key=lambda i: log_prob[row, i])[: count[row]]
+        assert np.flatnonzero(found[row]).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("shortest", [0, 3, 50])
+def test_the_likeliest_lengths_are_those_within_bounds_likeliest_first(shortest):
+    logits = np.random.default_rng(1).normal(size=(7, 13)).astype(np.float32)
+    limit = [0, 1, 2, 4, 9, 12, 40]
+    found = np.asarray(likeliest_lengths(jnp.asarray(logits), shortest, jnp.array(limit), count=5))
+    assert found.shape == (7, 5)
+    for row, most in enumerate(limit):
+        allowed = range(max(1, min(shortest, most)), min(most, 12) + 1)
+        expected = sorted(allowed, key=lambda n: -logits[row, n])[:5]
+        assert found[row].tolist() == expected + [0] * (5 - len(expected))
+
+
+def test_more_candidates_than_there_are_lengths_are_all_of_them():
+    found = likeliest_lengths(jnp.array([[9.0, 1.0, 2.0]]), 0, jnp.array([2]), count=7)
+    assert found.tolist() == [[2, 1, 0]]

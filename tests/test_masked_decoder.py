@@ -1,0 +1,351 @@
+"""A decoder that sees all of its text: what its logits depend on, how it learns, and what mask-predict makes of it."""
+
+import dataclasses
+import functools
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from flaxformer_lite.config import DecodeConfig, ModelConfig
+from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
+from flaxformer_lite.decoding.generate import Decoder
+from flaxformer_lite.model import transformer
+from flaxformer_lite.model.transformer import Inputs, build_model
+from flaxformer_lite.training import masking, metrics, parallel
+from flaxformer_lite.training import step as step_lib
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+V, LONGEST = 13, 16
+CONFIG = ModelConfig(
+    decoder="masked", vocab_size=V, d_model=14, num_heads=3, d_head=6, d_ff=11, num_encoder_layers=1,
+    num_decoder_layers=1, max_length=LONGEST, norm_placement="pre", relative_clip=3, dropout=0.0,
+)  # fmt: skip
+MASK_PREDICT = DecodeConfig(method="mask_predict", iterations=3, length_candidates=3, max_extra_length=4)
+RNG = np.random.default_rng(7)
+SOURCES = [RNG.integers(4, V, size=length).astype(np.int32) for length in (5, 1, 9, 0, 3, 2, 11, 15, 0, 4, 13)]
+KINDS = ("learned", "rotary", "relative", "t5_bias")  # one for each place where a scheme acts
+
+
+@functools.cache
+def built(config=CONFIG):
+    """A model, and parameters large enough that texts vary."""
+    model, rng = build_model(config), np.random.default_rng(4)
+
+    def draw(path, leaf):
+        name, noise = jax.tree_util.keystr(path), rng.normal(size=leaf.shape)
+        if "scale" in name or "['bias']" in name:
+            return jnp.float32(0.1 * noise + ("scale" in name))
+        return jnp.float32(0.3 * noise if "embedding" in name else noise)
+
+    return model, jax.tree_util.tree_map_with_path(draw, step_lib.param_shapes(model))
+
+
+def forward(model):
+    """Logits of the tokens and of the length, jitted."""
+
+    def outputs(params, source_BS, target_BT):
+        apply = functools.partial(model.apply, {"params": params})
+        x_BTD, length_logits = apply(source_BS, target_BT, method="features_and_lengths")
+        return apply(x_BTD, method="logits"), length_logits
+
+    return jax.jit(outputs)
+
+
+@pytest.mark.parametrize(("position", "use_bias"), [*((position, True) for position in KINDS), ("sinusoidal", False)])
+def test_what_a_masked_decoder_has_more_than_a_causal_one_is_the_matrix_that_tells_the_length(position, use_bias):
+    config = dataclasses.replace(CONFIG, position=position, use_bias=use_bias)
+    shapes = [
+        flax.traverse_util.flatten_dict(step_lib.param_shapes(build_model(each)))
+        for each in (config, dataclasses.replace(config, decoder="causal"))
+    ]
+    more = {path: leaf.shape for path, leaf in shapes[0].items() if path not in shapes[1]}
+    bias = {("length", "bias"): (LONGEST,)} if use_bias else {}
+    assert more == {("length", "kernel"): (14, LONGEST), **bias}
+    assert shapes[1].keys() <= shapes[0].keys()
+
+
+def test_the_symbol_in_front_of_the_source_is_the_start_symbol():
+    assert transformer.LENGTH == BOS
+
+
+# What depends on what, by gradients.
+
+
+def dependencies(config, source, target):
+    """Which inputs the logits of each token, and those of the length, depend on: 4 bool arrays."""
+    model, params = built(config)
+    sides = {"source": jnp.array([source]), "target": jnp.array([target])}
+
+    def outputs(moved):
+        def disturb(call, args, kwargs, context):
+            result = call(*args, **kwargs)
+            if isinstance(context.module, Inputs) and context.method_name == "__call__":
+                side = moved[context.module.name]
+                return result + side if side.shape == result.shape else result  # not the symbol in front
+            return result
+
+        with nn.intercept_methods(disturb):
+            x_BTD, length_logits = model.apply({"params": params}, *sides.values(), method="features_and_lengths")
+        mixture = np.random.default_rng(1).normal(size=(max(x_BTD.shape[-1], LONGEST),)).astype(np.float32)
+        return x_BTD[0] @ mixture[: x_BTD.shape[-1]], length_logits[0] @ mixture[:LONGEST]
+
+    moved = {f"{side}_inputs": jnp.zeros((*ids.shape, config.d_model)) for side, ids in sides.items()}
+    of_text, of_length = jax.jit(jax.jacrev(outputs))(moved)
+    reads = lambda derivative: np.abs(derivative).max(axis=(-3, -1)) > 0  # noqa: E731
+    return *(reads(of_text[name]) for name in moved), *(reads(of_length[name]) for name in moved)
+
+
+@pytest.mark.parametrize("position", ["learned", "relative"])
+def test_every_token_depends_on_every_other_before_and_after_it_and_none_on_padding(position):
+    config = dataclasses.replace(CONFIG, position=position)
+    by_source, by_target, length_by_source, length_by_target = dependencies(config, [5, 6, 7, 2, 0, 0], [8, 3, 3, 9, 0])
+    np.testing.assert_array_equal(by_target[:4], [[1, 1, 1, 1, 0]] * 4)
+    np.testing.assert_array_equal(by_source[:4], [[1, 1, 1, 1, 0, 0]] * 4)
+    np.testing.assert_array_equal(length_by_source, [1, 1, 1, 1, 0, 0])
+    assert not length_by_target.any()
+
+
+@pytest.mark.parametrize("position", ["learned", "t5_bias"])
+def test_the_amount_of_padding_changes_no_logit_and_the_longest_source_has_room_for_the_symbol(position):
+    model, params = built(dataclasses.replace(CONFIG, position=position))
+    apply = functools.partial(forward(model), params)
+    source, target = jnp.array([[5, 6, 7, 2]]), jnp.array([[8, 3, 9]])
+    wide = jnp.pad(source, ((0, 0), (0, LONGEST - 4))), jnp.pad(target, ((0, 0), (0, 6)))
+    for some, padded in zip(apply(source, target), apply(*wide), strict=True):
+        np.testing.assert_allclose(padded[:, : some.shape[1]], some, atol=2e-5)
+
+
+@pytest.mark.parametrize(("position", "apart"), [("rotary", True), ("t5_bias", True), ("none", False)])
+def test_places_that_are_all_masked_are_told_apart_by_their_distance_to_the_end_symbol(position, apart):
+    model, params = built(dataclasses.replace(CONFIG, position=position))
+    run, source = forward(model), jnp.array([[5, 6, 7, 2]])
+    spread = lambda ids: float(np.ptp(run(params, source, jnp.array([ids]))[0][0, :4], axis=0).max())  # noqa: E731
+    assert (spread([UNK, UNK, UNK, UNK, EOS]) > 0.005) == apart
+    assert spread([UNK, UNK, UNK, UNK, PAD]) < 1e-4  # so it must be seen
+
+
+def test_segments_are_refused():
+    model, params = built()
+    ids = jnp.ones((1, 3), jnp.int32)
+    with pytest.raises(ValueError, match=r"^Expected one pair a row, whose length is predicted, got segments"):
+        model.apply({"params": params}, ids, ids, source_segment_BS=ids, target_segment_BT=ids)
+
+
+# Training.
+
+ROWS, S, T = 16, 9, 7
+
+
+def make_batch():
+    """Rows of 1 to 6 target tokens; the last row is empty."""
+    rng = np.random.default_rng(0)
+    batch = {"source": np.zeros((ROWS, S), np.int32), "target": np.zeros((ROWS, T), np.int32)}
+    for row in range(ROWS - 1):
+        for side, longest in (("source", S), ("target", T)):
+            ids = [*rng.integers(4, V, rng.integers(1, longest)), EOS]
+            batch[side][row, : len(ids)] = ids
+    return {**batch, "row": np.arange(ROWS, dtype=np.int32)}
+
+
+BATCH, SGD = make_batch(), optax.sgd(1.0)
+
+
+def state_of(seed=0, optimizer=SGD):
+    model, params = built()
+    key_data = jax.random.key_data(jax.random.key(seed))
+    return step_lib.TrainState(jnp.int32(5), params, optimizer.init(params), key_data)
+
+
+@functools.cache
+def step_in_parts(microbatches=1):
+    options = {"model": built()[0], "optimizer": SGD, "label_smoothing": 0.1, "microbatches": microbatches}
+    return jax.jit(functools.partial(step_lib.train_step, **options))
+
+
+def by_hand(batch, key, smoothing):
+    """What is minimised, and every sum, from the logits of the whole model in float64."""
+    params, masked = built()[1], jax.jit(masking.mask_targets)(key, batch["row"], batch["target"])
+    outputs = forward(built()[0])(params, batch["source"], masked.inputs_BT)
+    log_p, log_p_length = (np.asarray(jax.nn.log_softmax(x), np.float64) for x in outputs)
+    found = dict.fromkeys(("objective", "loss", "accuracy", "length_loss", "length_accuracy", "tokens"), 0.0)
+    for row, ids in enumerate(batch["target"]):
+        ids = [token for token in ids if token not in (PAD, EOS)]
+        if ids:
+            length_loss = -log_p_length[row, len(ids)]
+            found["length_loss"] += length_loss
+            found["objective"] += length_loss
+            found["length_accuracy"] += log_p_length[row].argmax() == len(ids)
+        for t, token in enumerate(ids):
+            if masked.inputs_BT[row, t] == UNK:
+                found["tokens"] += 1
+                found["loss"] -= log_p[row, t, token]
+                found["accuracy"] += log_p[row, t].argmax() == token
+                found["objective"] -= (1 - smoothing) * log_p[row, t, token] + smoothing * log_p[row, t].mean()
+    return found
+
+
+def test_what_is_minimised_and_measured_is_of_the_masked_tokens_and_the_length():
+    expected = by_hand(BATCH, jax.random.key(0), 0.1)
+    assert 0 < expected["tokens"] < (BATCH["target"] > 2).sum()
+    run = jax.jit(functools.partial(step_lib.loss_sums, model=built()[0], label_smoothing=0.1))
+    objective, sums = run(built()[1], BATCH)
+    np.testing.assert_allclose(objective, expected["objective"], rtol=1e-4)
+    assert sums.keys() == {"loss", "accuracy", "length_loss", "length_accuracy"}
+    for name, (total, weight) in sums.items():
+        count = ROWS - 1 if name.startswith("length") else expected["tokens"]
+        np.testing.assert_allclose((total, weight), (expected[name], count), rtol=1e-4)
+
+
+def test_evaluating_masks_the_same_each_time_and_a_step_others_by_its_number_and_seed():
+    measure = jax.jit(functools.partial(step_lib.eval_step, model=built()[0]))
+    assert jax.device_get(measure(built()[1], BATCH)) == jax.device_get(measure(built()[1], BATCH))
+    weight_of = lambda state: float(step_in_parts()(state, BATCH)[1]["loss"][1])  # noqa: E731
+    state = state_of()
+    weights = [weight_of(each) for each in (state, state, state.replace(step=jnp.int32(6)), state_of(seed=1))]
+    assert weights[0] == weights[1] and len(set(weights)) == 3
+
+
+def assert_same_step(actual, expected):
+    """The same sums, and parameters but for key biases, whose true gradient is zero."""
+    for name, sums in expected[1].items():
+        np.testing.assert_allclose(actual[1][name], sums, rtol=1e-5, err_msg=name)
+    moved = [flax.traverse_util.flatten_dict(state.params, sep="/") for state, _ in (actual, expected)]
+    for name, leaf in moved[1].items():
+        if not name.endswith("key/bias"):
+            np.testing.assert_allclose(moved[0][name], leaf, atol=2e-5, err_msg=name)
+
+
+def test_microbatches_eight_devices_and_pmap_make_the_step_of_the_whole_batch_on_one_device():
+    """Without dropout, so that what is masked is all that is drawn."""
+    state = state_of()
+    expected = jax.device_get(step_in_parts()(state, BATCH))
+    assert_same_step(jax.device_get(step_in_parts(microbatches=4)(state, BATCH)), expected)
+    options = {"model": built()[0], "optimizer": SGD, "label_smoothing": 0.1}
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (state, BATCH))
+    for mode in (parallel.MeshMode(parallel.make_mesh(8)), parallel.PmapMode(parallel.make_mesh(8))):
+        step = functools.partial(step_lib.train_step, **options, axis_name=mode.axis_name)
+        after, sums = mode.compile(step, *shapes, donate=False)(mode.put_state(state), mode.put_batch(BATCH))
+        assert_same_step((jax.device_get(mode.replicated(after)), mode.read(sums)), expected)
+
+
+# Decoding.
+
+
+@functools.cache
+def decoder(config=CONFIG, rows=13, devices=None, **changes):
+    model, params = built(config)
+    mesh = devices and parallel.make_mesh(devices)
+    sharding = parallel.decoding_shardings(mesh) if mesh else None
+    made = Decoder(model, dataclasses.replace(MASK_PREDICT, **changes), rows=rows, sharding=sharding)
+    return made, parallel.replicate(params, mesh) if mesh else params
+
+
+def decoded(inputs=SOURCES, **options):
+    made, params = decoder(**options)
+    return [ids.tolist() for ids in made(params, inputs)]
+
+
+def by_full_forwards(source, apply):
+    """Mask-predict of one source, one candidate after another, all of the model each time: the lengths, the best."""
+    source_1S = np.zeros((1, LONGEST), np.int32)
+    source_1S[0, : len(source) + 1] = [*source, EOS]
+
+    def logits_of(ids):
+        target_1T = np.zeros((1, LONGEST), np.int32)
+        target_1T[0, : len(ids) + 1] = [*ids, EOS]
+        return [np.asarray(x[0]) for x in apply(source_1S, target_1T)]
+
+    limit = min(len(source) + MASK_PREDICT.max_extra_length, LONGEST - 1)
+    _, length_logits = logits_of([UNK])
+    lengths = sorted(range(1, limit + 1), key=lambda n: -length_logits[n])[: MASK_PREDICT.length_candidates]
+    found = []
+    for length in lengths:
+        ids, log_prob = [UNK] * length, [0.0] * length
+        for t in range(MASK_PREDICT.iterations):
+            count = length * (MASK_PREDICT.iterations - t) // MASK_PREDICT.iterations
+            hidden = sorted(range(length), key=lambda i: log_prob[i])[:count]
+            ids = [UNK if i in hidden else token for i, token in enumerate(ids)]
+            table = np.array(jax.nn.log_softmax(logits_of(ids)[0]))[:length]
+            table[:, [PAD, BOS, EOS, UNK]] = -np.inf
+            for i in hidden:
+                ids[i], log_prob[i] = int(table[i].argmax()), float(table[i].max())
+        found.append((sum(log_prob) / length, ids))
+    return lengths, max(found, key=lambda item: item[0])[1]
+
+
+@pytest.mark.parametrize("position", KINDS)
+def test_what_is_written_is_what_full_forward_passes_one_candidate_at_a_time_write(position):
+    config = dataclasses.replace(CONFIG, position=position)
+    model, params = built(config)
+    apply = functools.partial(forward(model), params)
+    texts, ranks = decoded(config=config), []
+    for source, ids in zip(SOURCES, texts, strict=True):
+        if not len(source):
+            assert ids == []
+            continue
+        lengths, expected = by_full_forwards(source, apply)
+        assert ids == expected
+        ranks.append(lengths.index(len(ids)))
+    assert len(set(ranks)) > 1 and len({tuple(ids) for ids in texts}) > 5
+
+
+def test_a_sentence_gets_the_same_text_whatever_shares_its_batch_and_on_eight_devices():
+    """With room for more tokens than short texts need, so that batches take different numbers of places."""
+    config, made = dataclasses.replace(CONFIG, max_length=37), {"max_extra_length": 9}
+    texts = decoded(config=config, **made)
+    assert len({tuple(ids) for ids in texts}) > 5 and max(map(len, texts)) > 11  # half of the places of some
+    assert decoded(config=config, rows=2, **made) == texts == decoded(config=config, rows=16, devices=8, **made)
+
+
+def test_iterations_and_bounds_of_the_length_change_what_is_written():
+    texts = decoded()
+    assert texts != decoded(iterations=1)
+    ours = [(text, len(source)) for text, source in zip(decoded(min_length=7), SOURCES, strict=True) if len(source)]
+    assert min(len(ids) for ids in texts if ids) < 7
+    assert all(len(ids) >= min(7, length + MASK_PREDICT.max_extra_length) for ids, length in ours)
+    assert max(len(ids) - len(source) for ids, source in zip(decoded(max_extra_length=0), SOURCES, strict=True)) <= 0
+
+
+def test_what_mask_predict_cannot_do_is_refused():
+    made, params = decoder()
+    with pytest.raises(ValueError, match=r"^prefixes: decode.method='mask_predict' writes all tokens at once; leave"):
+        made(params, SOURCES[:1], prefixes=[np.array([5], np.int32)])
+    with pytest.raises(ValueError, match=r"^n_best: goes with decode.method='beam' only, and it is 'mask_predict'"):
+        made.n_best(params, SOURCES, 2)
+    with pytest.raises(ValueError, match=r"^config\.decode\.method: 'greedy' writes token by token"):
+        Decoder(built()[0], DecodeConfig())
+    with pytest.raises(ValueError, match=r"^config\.decode\.method: 'mask_predict' fills in masked tokens"):
+        Decoder(build_model(dataclasses.replace(CONFIG, decoder="causal")), MASK_PREDICT)
+    with pytest.raises(ValueError, match=r"^config\.model\.decoder: 'masked' goes with .*got 'decoder_lm'"):
+        build_model(dataclasses.replace(CONFIG, architecture="decoder_lm"))
+
+
+# All of it.
+
+
+def test_texts_that_were_learned_by_heart_are_written_without_a_mistake():
+    """Each target is its source backwards."""
+    model = build_model(dataclasses.replace(CONFIG, d_model=34, d_ff=61))
+    rng, steps = np.random.default_rng(2), 201
+    texts = [rng.integers(4, V, rng.integers(2, 7)).astype(np.int32) for _ in range(ROWS)]
+    source, target = np.zeros((2, ROWS, 8), np.int32)
+    for row, ids in enumerate(texts):
+        source[row, : len(ids) + 1], target[row, : len(ids) + 1] = [*ids, EOS], [*ids[::-1], EOS]
+    batch = {"source": source, "target": target, "row": np.arange(ROWS, dtype=np.int32)}
+    optimizer = optax.adam(optax.linear_schedule(1e-2, 0, steps))
+    state = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=0))()
+    run = jax.jit(functools.partial(step_lib.train_step, model=model, optimizer=optimizer), donate_argnums=0)
+    losses = []
+    for _ in range(steps):
+        state, sums = run(state, batch)
+        losses.append(metrics.divide(sums)["loss"])
+    assert np.mean(losses[-20:]) < 0.05 * np.mean(losses[:20])
+    config = dataclasses.replace(MASK_PREDICT, length_candidates=1)
+    written = Decoder(model, config, rows=ROWS)(state.params, texts)
+    assert [ids.tolist() for ids in written] == [ids[::-1].tolist() for ids in texts]
