@@ -16,6 +16,8 @@ from flaxformer_lite.model.masks import Places
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 # Six heads, so that some may share keys, of an even size, so that rotary positions can turn pairs.
 CONFIG = ModelConfig(
     vocab_size=23, d_model=14, num_heads=6, d_head=4, d_ff=11, num_encoder_layers=1, num_decoder_layers=1, max_length=19
