@@ -181,7 +181,7 @@ def test_a_decoder_layer_attends_to_itself_then_to_an_encoder_if_there_is_one_an
     x, memory = draw(0, B, T, D), draw(1, B, S, D)
     own, cross = Pattern(TARGET, TARGET, causal=True), Pattern(TARGET, SOURCE)
     module = DecoderLayer(choosing(norm_placement=placement), has_encoder)
-    encoder = {"memory_BSD": memory, "cross_pattern": cross} if has_encoder else {}
+    encoder = {"memory": memory, "cross_pattern": cross} if has_encoder else {}
     params, apply = drawn(module, x, own, bias=bias_by_distance, **encoder)
     attend = lambda x: attended(params["self_attention"], x, x, own, bias_by_distance)  # noqa: E731
     y = in_place(placement, params["self_attention_residual"]["norm"], x, attend)
