@@ -182,6 +182,11 @@ def evaluate_run(
         raise ValueError(f"{flag}: goes with translations, and a {config.model.architecture!r} makes none.")
     dataset = pipeline.open_dataset(config)
     dataset.prepare()
+    if run.label_names is not None and dataset.label_names != run.label_names:
+        raise ValueError(
+            f"config.data: the labels of {dataset.name} are {', '.join(dataset.label_names)}, and this run "
+            f"learnt {', '.join(run.label_names)}; put the data back that it was trained on."
+        )
     named = {"train": data.train_split, "validation": data.validation_split, "test": data.test_split}
     examples = pipeline.read_split(dataset.part(split), named.get(split, split), run.tokenizer, config)
     if references:

@@ -1,5 +1,6 @@
 """A small training of each shape, and all that a user does with its folder afterwards."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -306,6 +307,13 @@ def test_a_classifier_learns_and_its_log_ends_with_the_test_line_at_its_best_ste
     assert test["step"] == max(validation, key=lambda step: validation[step]["accuracy"])
     assert test.keys() == {"step", "split", "loss", "accuracy"}
     assert {path.name for path in (finished_classifier / "samples").iterdir()} == {"test.txt"}
+
+
+def test_a_classifier_is_not_measured_by_labels_that_it_never_learnt(finished_classifier):
+    run = trained.load(finished_classifier)
+    other = dataclasses.replace(run, label_names=run.label_names[::-1])
+    with pytest.raises(ValueError, match=r"the labels of cldr_language are ar, .*, and this run learnt zh, "):
+        evaluate_module.evaluate_run(other, "test")
 
 
 def test_evaluating_a_classifier_prints_its_test_line_and_its_mistakes(finished_classifier, command):

@@ -248,3 +248,11 @@ def test_a_file_that_changes_while_it_is_read_is_refused(here, tmp_path, monkeyp
     with pytest.raises(ValueError, match=r"^a: it changes while it is read"):
         own_text.digests(own_text.corpora(own("plain_text", train=("a",))), tmp_path / "record")
     assert not (tmp_path / "record").exists()
+
+
+def test_a_glob_that_means_a_file_and_its_compressed_copy_is_refused(tmp_path):
+    for name in ("a.en", "a.en.gz"):
+        (tmp_path / name).write_bytes(b"one\n")
+    with pytest.raises(ValueError, match=r"means both .*a\.en and .*a\.en\.gz; remove one"):
+        own_text._expanded("config.data.train_files", str(tmp_path / "a.en*"))
+    assert own_text._expanded("config.data.train_files", str(tmp_path / "a.en.gz")) == [str(tmp_path / "a.en.gz")]

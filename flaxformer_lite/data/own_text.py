@@ -84,6 +84,11 @@ def _expanded(field: str, pattern: str) -> list[str]:
     found = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not found:
         raise ValueError(f"{field}: there is no file {pattern!r}, seen from {os.getcwd()}; check the path.")
+    twice = sorted(set(found) & {file.removesuffix(".gz") for file in found if file.endswith(".gz")})
+    if twice:
+        raise ValueError(
+            f"{field}: {pattern!r} means both {twice[0]} and {twice[0]}.gz; remove one, or name the other."
+        )
     return found
 
 
