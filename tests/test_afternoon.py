@@ -61,7 +61,7 @@ def test_the_readme_shows_the_whole_of_it(repo_root):
 def test_the_tests_of_all_schemes_take_the_new_one_in_by_its_name_and_hold(changed_copy):
     """Its definition, packed rows, causality, and decoding with a cache as without."""
     files = [f"tests/test_{name}.py" for name in ("positions", "shapes", "generate")]
-    words = ["-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", SCHEME, *files]
+    words = ["-m", "pytest", "-v", "-n", "0", "-p", "no:cacheprovider", "-k", SCHEME, *files]
     passed = re.findall(r"^tests/test_(\w+)\.py::(\w+).* PASSED", run_in(changed_copy, *words), re.MULTILINE)
     assert {file for file, _ in passed} == {"positions", "shapes", "generate"}
     own = [name for file, name in passed if file == "positions" and SCHEME in name]
