@@ -1,6 +1,7 @@
 """Runs that tests start: the smoke config cut down, in a process of its own or in this one."""
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -11,15 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
 from flaxformer_lite import commands
-from flaxformer_lite.config import Config
+from flaxformer_lite.config import Config, ModelConfig
 from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.data.ragged import Ragged
-from flaxformer_lite.training import loop, writers
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import loop, step, writers
 
 ROOT = Path(__file__).resolve().parent.parent
 # Dropout is on, as in the smoke config. Two buckets, so two compiled steps; six checkpoints a run.
@@ -224,3 +228,17 @@ def two_processes(*arguments: Sequence[str], script: Sequence[str], **options) -
         )
         for number in range(2)
     ]
+
+
+@functools.cache
+def varied_model(config: ModelConfig) -> tuple[nn.Module, dict]:
+    """A model, and parameters large enough that different texts get different probabilities."""
+    model, rng = transformer.build_model(config), np.random.default_rng(4)
+
+    def draw(path, leaf):
+        name, noise = jax.tree_util.keystr(path), rng.normal(size=leaf.shape)
+        if "scale" in name or "['bias']" in name:
+            return jnp.float32(0.1 * noise + ("scale" in name))
+        return jnp.float32(0.3 * noise if "embedding" in name else noise)
+
+    return model, jax.tree_util.tree_map_with_path(draw, step.param_shapes(model))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 
 from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
@@ -32,18 +33,8 @@ SOURCES = [RNG.integers(4, V, size=length).astype(np.int32) for length in (5, 1,
 KINDS = ("learned", "rotary", "relative", "t5_bias")  # one for each place where a scheme acts
 
 
-@functools.cache
 def built(config=CONFIG):
-    """A model, and parameters large enough that texts vary."""
-    model, rng = build_model(config), np.random.default_rng(4)
-
-    def draw(path, leaf):
-        name, noise = jax.tree_util.keystr(path), rng.normal(size=leaf.shape)
-        if "scale" in name or "['bias']" in name:
-            return jnp.float32(0.1 * noise + ("scale" in name))
-        return jnp.float32(0.3 * noise if "embedding" in name else noise)
-
-    return model, jax.tree_util.tree_map_with_path(draw, step_lib.param_shapes(model))
+    return runs.varied_model(config)
 
 
 def forward(model):

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 
 from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD
 from flaxformer_lite.decoding.generate import Decoder, continuation, search, translation
-from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import parallel
-from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -30,18 +29,8 @@ KINDS = (
 )
 
 
-@functools.cache
 def built(config=CONFIG):
-    """A model, and parameters large enough that different texts get different probabilities."""
-    model, rng = build_model(config), np.random.default_rng(4)
-
-    def draw(path, leaf):
-        name, noise = jax.tree_util.keystr(path), rng.normal(size=leaf.shape)
-        if "scale" in name or "['bias']" in name:
-            return jnp.float32(0.1 * noise + ("scale" in name))
-        return jnp.float32(0.3 * noise if "embedding" in name else noise)
-
-    return model, jax.tree_util.tree_map_with_path(draw, param_shapes(model))
+    return runs.varied_model(config)
 
 
 def sources(*lengths):

@@ -41,7 +41,8 @@ def summed_over_parts(
 
     `function` returns (what is minimised, sums to look at), all linear in the rows. The gradient of a part is computed
     with its value, so that what is large in between, such as logits, is neither kept for later nor computed twice.
-    Part m takes every `parts`-th row, so that the parts of a batch sharded over devices stay sharded.
+    Part m takes every `parts`-th row, so that parts of a batch sharded over devices stay sharded, if their
+    rows divide evenly.
 
     Args:
       x_BTD: what is differentiated, a part each.
