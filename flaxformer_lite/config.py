@@ -166,9 +166,12 @@ def _plain_type(hint: Any) -> type:
 
 
 def _check_value(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the field's type, or ValueError; an int is accepted for a float, nothing else is converted."""
+    """`value` as the field's type, or ValueError; an int is accepted for a float, nothing else is converted.
+
+    A flag can say None only in letters, and no field that may be None has that word for another value.
+    """
     plain = _plain_type(hint)
-    if value is None and types.NoneType in typing.get_args(hint):
+    if value in (None, "None") and types.NoneType in typing.get_args(hint):
         return None
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
@@ -198,6 +201,11 @@ def check_model(model: ModelConfig) -> None:
         raise ValueError(
             "config.model.decoder: 'masked' goes with model.architecture='encoder_decoder' only, which tells the "
             f"length; got {model.architecture!r}."
+        )
+    if model.decoder == "masked" and model.position == "none":
+        raise ValueError(
+            "config.model.position: 'none' cannot tell the masked tokens of model.decoder='masked' apart, which are "
+            f"all alike; choose one of {', '.join(CHOICES['model.position'][:-1])}."
         )
     if model.d_head is None and model.d_model % model.num_heads:
         raise ValueError(

@@ -68,9 +68,10 @@ class Evaluator:
         self._config, self._mode, self._tokenizer, self._label_names = config, mode, tokenizer, label_names
         self._compile_with, self._between_batches = compile_with, between_batches
         self._param_shapes = step.param_shapes(model)
+        options = {"model": model, "axis_name": mode.axis_name}
         self._steps = {
-            name: functools.partial(function, model=model, axis_name=mode.axis_name)
-            for name, function in (("eval", step.eval_step), ("confusion", step.confusion_step))
+            "eval": functools.partial(step.eval_step, row_shards=mode.row_shards, **options),
+            "confusion": functools.partial(step.confusion_step, **options),
         }
         self._compiled: dict[tuple[str, tuple[int, int]], Callable] = {}
         if config.model.architecture != "encoder_classifier":

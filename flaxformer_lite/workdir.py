@@ -84,6 +84,18 @@ def check(path: Path, config: Config) -> None:
                 )
 
 
+def same_result(path: Path, config: Config) -> bool:
+    """Whether a run in `path` that has ended is the result that `config` asks for, and not to be measured anew.
+
+    Which parameters are averaged and how texts are written may change afterwards; every process must read the old
+    config before one of them saves the new.
+    """
+    if not Workdir(path).config.exists():
+        return False
+    changed = [name for name, _, _ in config_lib.differences(read_config(path), config)]
+    return not any(name == "train.average" or name.startswith("decode.") for name in changed)
+
+
 def _read_only(folder: Path) -> bool:
     """Whether the file system refuses new entries, which the permissions of a folder do not tell."""
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

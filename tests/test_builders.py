@@ -319,7 +319,7 @@ def test_files_that_have_changed_are_another_dataset_beside_the_old_one(own, tmp
 
 
 def test_plain_and_labelled_texts_become_datasets_with_the_labels_in_order(own, tmp_path):
-    (tmp_path / "a.tsv").write_text("bad\tone\ngood\ttwo\nbad\tthree\n")
+    (tmp_path / "a.tsv").write_text("bad\tone\n good\ttwo\nbad \tthree\n")  # TFDS keeps no space around a name
     labelled = dataclasses.replace(own, kind="labelled_text", files={"train": ("a.tsv",)})
     builder, _ = builders.own_texts(labelled, tmp_path / "tfds")
     builders.prepare(builder)
@@ -327,6 +327,11 @@ def test_plain_and_labelled_texts_become_datasets_with_the_labels_in_order(own, 
         assert same.info.features["label"].names == ["bad", "good"]
         assert [(e["label"], e["text"]) for e in own_examples(same)] == [(0, "one"), (1, "two"), (0, "three")]
         assert same.info.supervised_keys == ("text", "label")
+    learnt = dataclasses.replace(labelled, labels=("good", "other", "bad"))  # by a classifier, in this order
+    builder, _ = builders.own_texts(learnt, tmp_path / "tfds")
+    builders.prepare(builder)
+    assert builder.info.features["label"].names == ["good", "other", "bad"]
+    assert [e["label"] for e in own_examples(builder)] == [2, 0, 2]
     plain = dataclasses.replace(own, kind="plain_text", files={"train": ("a.*n",)})
     builder, _ = builders.own_texts(plain, tmp_path / "tfds")
     builders.prepare(builder)

@@ -129,6 +129,8 @@ def test_a_file_that_gives_no_config_is_refused(tmp_path, name, text, says):
         ("data.source_language=de", "data.source_language", "de"),
         ("train.patience=7", "train.patience", 7),
         ("parallel.data=-1", None, None),
+        ("train.patience=None", None, None),
+        ("train.average=None", None, None),
     ],
 )
 def test_an_override_takes_the_type_of_its_field(argument, field, value):

@@ -278,6 +278,7 @@ def test_every_field_with_a_rule_exists(names):
         (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "a row of its own"),
         (dict(model__decoder="masked"), "decode.method", "'greedy' writes token by token"),
         (dict(**MASKED, model__architecture="decoder_lm"), "model.decoder", "encoder_decoder' only, which tells"),
+        (dict(**MASKED, model__position="none"), "model.position", "cannot tell the masked tokens"),
         (dict(decode__method="mask_predict"), "decode.method", "model.decoder='causal' has not learned to"),
         (dict(**MASKED, data__packing=True), "data.packing", "the length of one target a row"),
         (dict(**MASKED, decode__no_repeat_ngram=2), "decode.no_repeat_ngram", "writes all tokens at once"),

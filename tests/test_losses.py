@@ -134,3 +134,4 @@ def test_rows_are_taken_in_the_fewest_equal_parts_that_are_small_enough(monkeypa
     monkeypatch.setitem(LOGITS_AT_ONCE, jax.default_backend(), 1000)
     assert [parts_of(rows, 100) for rows in (10, 11, 12, 20, 24, 1)] == [1, 11, 2, 2, 3, 1]
     assert parts_of(6, 5000) == 6  # a row cannot be split
+    assert [parts_of(rows, 100, row_shards=4) for rows in (40, 48, 4)] == [1, 2, 1]  # of each device's rows

@@ -15,7 +15,7 @@ import runs
 from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.generate import Decoder
-from flaxformer_lite.model import transformer
+from flaxformer_lite.model import backends, transformer
 from flaxformer_lite.model.transformer import Inputs, build_model
 from flaxformer_lite.training import masking, metrics, parallel
 from flaxformer_lite.training import step as step_lib
@@ -294,6 +294,26 @@ def test_a_sentence_gets_the_same_text_whatever_shares_its_batch_and_on_eight_de
     assert decoded(config=config, rows=2, **made) == texts == decoded(config=config, rows=16, devices=8, **made)
 
 
+def test_candidates_are_rows_as_kernels_want_them_that_cannot_be_mapped_over(monkeypatch):
+    """As cuDNN's: of several candidates at once it can make one batch, but no batch of batches."""
+
+    def like_cudnn(*inputs):
+        shapes.append(inputs[0].shape)
+        return attend(*inputs)
+
+    attend = jax.custom_batching.custom_vmap(lambda *inputs: backends.xla(*inputs))
+    attend.def_vmap(lambda *_: pytest.fail("the kernel was mapped over"))
+    shapes = []
+    monkeypatch.setattr(backends, "_platform", lambda: "cuda")
+    monkeypatch.setattr(backends, "cudnn", like_cudnn)
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", d_head=8, max_length=160)
+    model, params = built(config)
+    source = RNG.integers(4, V, size=130).astype(np.int32)
+    (written,) = Decoder(model, MASK_PREDICT, rows=2)(params, [source])
+    assert 0 < len(written) < 160
+    assert {shape[0] for shape in shapes} == {2, 2 * MASK_PREDICT.length_candidates}  # the encoder's and the decoder's
+
+
 def test_iterations_and_bounds_of_the_length_change_what_is_written():
     texts = decoded()
     assert texts != decoded(iterations=1)
@@ -323,7 +343,7 @@ def test_what_mask_predict_cannot_do_is_refused():
 def test_texts_that_were_learned_by_heart_are_written_without_a_mistake():
     """Each target is its source backwards."""
     model = build_model(dataclasses.replace(CONFIG, d_model=34, d_ff=61))
-    rng, steps = np.random.default_rng(2), 201
+    rng, steps = np.random.default_rng(2), 401
     texts = [rng.integers(4, V, rng.integers(2, 7)).astype(np.int32) for _ in range(ROWS)]
     source, target = np.zeros((2, ROWS, 8), np.int32)
     for row, ids in enumerate(texts):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan
 from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.model import transformer
+from flaxformer_lite.training import losses as losses_lib
 from flaxformer_lite.training import metrics, optim, parallel
 from flaxformer_lite.training import step as step_lib
 
@@ -84,9 +86,11 @@ def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], 
             microbatches=microbatches,
             ema_decay=0.9,
             axis_name=mode.axis_name,
+            row_shards=mode.row_shards,
         )
 
     run = mode.compile(train_step, jax.eval_shape(lambda: initial), struct, donate=True)
+    assert not re.search("all-gather|all-to-all|collective-permute", run.as_text())  # devices exchange only sums
     losses = []
     for batch in batches(architecture):
         state, sums = run(state, mode.put_batch(batch))
@@ -94,6 +98,8 @@ def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], 
 
     def measured_by(step):
         step = functools.partial(step, model=model, axis_name=mode.axis_name)
+        if step.func is step_lib.eval_step:
+            step = functools.partial(step, row_shards=mode.row_shards)
         measure = mode.compile(step, step_lib.param_shapes(model), struct, donate=False)
         return mode.read(measure(state.params, mode.put_batch(batches(architecture)[0])))
 
@@ -145,6 +151,20 @@ def test_the_losses_are_those_of_one_device(arm, architecture, microbatches):
                 np.testing.assert_allclose(actual, expected, atol=2e-4, err_msg=jax.tree_util.keystr(path))
     assert state.step == expected_state.step == STEPS
     np.testing.assert_array_equal(state.key_data, expected_state.key_data)
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_loss_that_is_taken_in_parts_is_the_same_on_every_arm(arm, monkeypatch):
+    expected, *_ = train("one device", "encoder_decoder", 1)
+    monkeypatch.setitem(losses_lib.LOGITS_AT_ONCE, jax.default_backend(), LENGTH * V)  # the logits of one row
+    parts = []
+    taken = losses_lib.summed_over_parts
+    spy = lambda *args, **options: (parts.append(options["parts"]), taken(*args, **options))[1]  # noqa: E731
+    monkeypatch.setattr(losses_lib, "summed_over_parts", spy)
+    losses, *_ = train.__wrapped__(arm, "encoder_decoder", 1)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert set(parts) == {ROWS if arm == "one device" else ROWS // 8}  # every device takes its rows one by one
 
 
 @pytest.mark.usefixtures("quickly_compiled")

@@ -128,7 +128,7 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
         keys = corpus.fields
         if self._own.kind != "parallel_text":
             texts = {name: tfds.features.Text() for name in corpus.fields if name != LABEL}
-            label = {} if corpus.labels is None else {LABEL: tfds.features.ClassLabel(names=sorted(corpus.labels))}
+            label = {} if corpus.labels is None else {LABEL: tfds.features.ClassLabel(names=corpus.labels)}
             features, keys = tfds.features.FeaturesDict(texts | label), (next(iter(texts)), LABEL) if label else None
         return tfds.core.DatasetInfo(
             builder=self,
@@ -165,13 +165,12 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
     def _records(self, split: str) -> Iterator[tuple[int, bytes]]:
         """The examples without faults, each with its number, as TFDS writes them."""
         corpus = self._corpora[split]
-        numbers = {label: number for number, label in enumerate(sorted(corpus.labels or ()))}
         for number, texts in enumerate(example.texts for example in corpus if example.texts is not None):
             record = tf_example_pb2.Example()
             for name, text in zip(corpus.fields, texts, strict=True):
                 feature = record.features.feature[name]
                 if name == LABEL:
-                    feature.int64_list.value.append(numbers[text])
+                    feature.int64_list.value.append(corpus.numbers[text])
                 else:
                     feature.bytes_list.value.append(text.encode())
             yield number, record.SerializeToString(deterministic=True)
@@ -217,7 +216,7 @@ def own_texts(own: OwnText, data_dir: str | PathLike | None = None) -> tuple[tfd
     if (folder / "dataset_info.json").exists():
         return tfds.builder_from_directory(folder), contents
     if own.kind == "labelled_text":
-        labels = frozenset(own.labels or own_text.label_names(corpora))
+        labels = own.labels or own_text.label_names(corpora)
         corpora = {split: dataclasses.replace(corpus, labels=labels) for split, corpus in corpora.items()}
     config = tfds.core.BuilderConfig(name=name, description=own.kind)
     return TextFiles(own, corpora, config=config, data_dir=root, file_format="array_record"), contents

@@ -24,7 +24,7 @@ TEXT = "text"  # what a text is called where nothing else is said
 SIDES = ("source", "target")  # and the two sides of a translation
 NAME = re.compile(r"[\w.@-]+")
 TAKEN = (LABEL, "kind")  # features that mean something else
-FORMAT = 1  # raise it with every change that alters what the same files become
+FORMAT = 2  # raise it with every change that alters what the same files become
 MOST_LABELS = 10_000  # more than that are no labels
 SETTLED = 2.0  # seconds without a change after which a file's times give every later one away
 

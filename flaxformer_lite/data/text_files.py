@@ -3,7 +3,7 @@
 Files are plain, or gzip where their names end in .gz, and only LF ends a line. What is found in them is one of these:
 
     cleaned   CRLF at the end of a line becomes LF, a byte order mark at the start of a file is left out, and the last
-              line may lack its LF. Nobody is told.
+              line may lack its LF; white space around a label does not belong to it. Nobody is told.
     a fault   one of SORTS. `data.faults` says whether the dataset is refused or the example dropped. A line has at most
               one fault, the first of that order; an example of two files may have one in each.
     refused   in any case: a file that is missing or cannot be read, gzip that is cut off or damaged, files of a pair
@@ -11,6 +11,7 @@ Files are plain, or gzip where their names end in .gz, and only LF ends a line. 
 """
 
 import dataclasses
+import functools
 import gzip
 import io
 import itertools
@@ -72,14 +73,14 @@ class Corpus:
       form: 'lines', a text each; 'tsv', the texts of an example with tabs between; 'jsonl', objects with the fields.
       fields: the names of the texts of an example; LABEL is the name of a class.
       longest_line: in bytes, without the line end.
-      labels: the names of all classes; None: any will do.
+      labels: the names of all classes, in their order; None: any will do.
     """
 
     rows: tuple[tuple[str, ...], ...]
     form: str
     fields: tuple[str, ...]
     longest_line: int
-    labels: frozenset[str] | None = None
+    labels: tuple[str, ...] | None = None
 
     def __iter__(self) -> Iterator[Example]:
         """All examples in their order, faulty ones too; raises ValueError for what is refused in any case."""
@@ -104,11 +105,17 @@ class Corpus:
         except UnicodeDecodeError as error:
             raise Faulty(NOT_UTF8, f"byte 0x{line[error.start]:02x} at byte {error.start + 1}") from error
         texts = {"lines": _whole, "tsv": _columns, "jsonl": _values}[self.form](text, fields)
+        texts = [text.strip() if field == LABEL else text for field, text in zip(fields, texts, strict=True)]
         for field, text in zip(fields, texts, strict=True):
             _check_text(text)
-            if field == LABEL and self.labels is not None and text not in self.labels:
+            if field == LABEL and self.numbers is not None and text not in self.numbers:
                 raise Faulty(UNKNOWN_LABEL, repr(text[:40]))
         return texts
+
+    @functools.cached_property
+    def numbers(self) -> dict[str, int] | None:
+        """The number of each class."""
+        return None if self.labels is None else {label: number for number, label in enumerate(self.labels)}
 
 
 def _whole(text: str, fields: Sequence[str]) -> Sequence[str]:

@@ -174,8 +174,8 @@ def fill_in(
 ) -> jax.Array:
     """What a masked decoder writes for each source by mask-predict: (B, max_length) ids, then padding.
 
-    Arguments as of `translation`; a row of padding alone gives an empty row. The source is encoded once, and all
-    candidates of a row, texts of different lengths, share its keys and values.
+    Arguments as of `translation`; a row of padding alone gives an empty row. The source is encoded once for all
+    candidates of a row, texts of different lengths; to the decoder each candidate is a row of its own.
     """
     apply = functools.partial(model.apply, {"params": params})
     memory, logits_BL = apply(source_BS, method="start_filling")
@@ -184,9 +184,12 @@ def fill_in(
     limit_B = jnp.where(source_B > 0, limit_B, 0)
     length_BC = mask_predict.likeliest_lengths(logits_BL, config.min_length, limit_B, count=config.length_candidates)
 
+    B, C = length_BC.shape
+    memory, source_RS = jax.tree.map(lambda x: jnp.repeat(x, C, axis=0), (memory, source_BS))
+
     def predict(ids_BCT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        fill = lambda ids_BT: apply(ids_BT, memory, source_BS, method="fill")  # noqa: E731
-        x_CBTD = jax.vmap(fill, in_axes=1)(ids_BCT)
+        x_RTD = apply(ids_BCT.reshape(B * C, -1), memory, source_RS, method="fill")
+        x_CBTD = x_RTD.reshape(B, C, *x_RTD.shape[1:]).swapaxes(0, 1)
         # The logits of one candidate after another: those of all at once would be many.
         likeliest = jax.lax.map(lambda x_BTD: _likeliest(apply(x_BTD, method="logits")), x_CBTD)
         return jax.tree.map(lambda x_CBT: x_CBT.swapaxes(0, 1), likeliest)

@@ -59,6 +59,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     """`fit` after its checks. Raises Interrupted where a signal stopped it, with the state saved."""
     started = time.monotonic()
     chief = jax.process_index() == 0
+    same_result = workdir_lib.same_result(workdir, config)  # as at the last start
+    _barrier("the last start's config is read")
     paths = workdir_lib.create(workdir, config) if chief else workdir_lib.Workdir(workdir)
     _barrier("the workdir is there")
 
@@ -72,7 +74,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     rates = jax.device_get(optim.learning_rate(np.arange(1, config.train.num_steps + 1), config.optim, **schedule))
     mode = parallel.MODES[config.parallel.mode](mesh)
     options = {"label_smoothing": config.train.label_smoothing, "microbatches": config.optim.accumulate_steps}
-    options |= {"axis_name": mode.axis_name, "ema_decay": config.train.ema_decay}
+    options |= {"axis_name": mode.axis_name, "row_shards": mode.row_shards, "ema_decay": config.train.ema_decay}
     train_step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
     options = {"seed": config.train.seed, "ema": config.train.ema_decay is not None}
     initial_state = functools.partial(step_lib.init_state, model, optimizer, **options)
@@ -94,7 +96,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     done = int(restored[1]["step"]) if restored else 0
     if restored:
         scores.update(_known_scores(restored[1], paths, config.train.best_metric))
-    if _is_finished(paths, config, done, scores):
+    if same_result and _is_finished(paths, config, done, scores):
         checkpoints.close()
         return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths))
     fresh = None if restored else Background().submit(jax.jit(initial_state))
@@ -188,8 +190,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         report.say(report.drawn(batches))
 
     # The result: the best parameters, or the average that was asked for, on the test split.
-    shapes, average = parallel.whole_on(mesh, state_shapes.params), config.train.average or "none"
-    params, _, origin = trained.restore(checkpoints, shapes, config, average=average)
+    params, _, origin = trained.restore(checkpoints, parallel.whole_on(mesh, state_shapes.params), config)
     checkpoints.close()
     test_part, test_split = dataset.part("test"), config.data.test_split
     test = wait(Background().submit(pipeline.read_split, test_part, test_split, data.tokenizer, config))

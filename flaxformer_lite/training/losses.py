@@ -28,10 +28,14 @@ def cross_entropy(
     return (loss_BT * weights_BT).sum(), weights_BT.sum()
 
 
-def parts_of(rows: int, logits_of_row: int) -> int:
-    """Into how many equal parts to take `rows`, so that the logits of one are not too many to hold at once."""
+def parts_of(rows: int, logits_of_row: int, *, row_shards: int = 1) -> int:
+    """Into how many equal parts to take `rows`, so that the logits of one are not too many for a device at once.
+
+    `row_shards` devices share the rows evenly, and so each part of them.
+    """
     at_once = LOGITS_AT_ONCE.get(jax.default_backend(), LOGITS_AT_ONCE_ELSEWHERE)
-    return next(n for n in range(1, rows + 1) if rows % n == 0 and (n == rows or rows // n * logits_of_row <= at_once))
+    mine = rows // row_shards
+    return next(n for n in range(1, mine + 1) if mine % n == 0 and (n == mine or mine // n * logits_of_row <= at_once))
 
 
 def summed_over_parts(
@@ -41,8 +45,7 @@ def summed_over_parts(
 
     `function` returns (what is minimised, sums to look at), all linear in the rows. The gradient of a part is computed
     with its value, so that what is large in between, such as logits, is neither kept for later nor computed twice.
-    Part m takes every `parts`-th row, so that parts of a batch sharded over devices stay sharded, if their
-    rows divide evenly.
+    Part m takes every `parts`-th row, so that parts of a batch sharded over devices stay sharded; see `parts_of`.
 
     Args:
       x_BTD: what is differentiated, a part each.

@@ -106,6 +106,7 @@ class MeshMode:
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
+        self.row_shards = mesh.size  # devices that share the rows which a step sees
 
     def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
         """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
@@ -137,6 +138,7 @@ class PmapMode:
     """`pmap`: each device runs the step on its part of the batch, with a copy of the state of its own."""
 
     axis_name = AXIS
+    row_shards = 1
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh

@@ -136,10 +136,11 @@ def loss_sums(
     model: nn.Module,
     label_smoothing: float = 0.0,
     dropout_key: jax.Array | None = None,
+    row_shards: int = 1,
 ) -> tuple[jax.Array, metrics.Sums]:
     """What training minimises, summed over labels, and the metrics' sums; dropout only with a key.
 
-    A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
+    `row_shards`: how many devices the compiler spreads the rows over. A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
     """
     mode = {"deterministic": dropout_key is None, "row_B": batch["row"]}
     if dropout_key is not None:
@@ -153,7 +154,8 @@ def loss_sums(
         return sums(*classify(params, batch, model=model, **mode))
     x_BTD, labelled, extra = predictions(params, batch, model=model, step_key=dropout_key, **mode)
     weights = model.apply({"params": params}, method="output_weights")
-    parts = losses.parts_of(x_BTD.shape[0], x_BTD.shape[1] * weights["matrix"].shape[0])
+    logits_of_row = x_BTD.shape[1] * weights["matrix"].shape[0]
+    parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards)
     objective, measured = losses.summed_over_parts(
         lambda x_BTD, weights, *labelled: sums(transformer.project(x_BTD, weights, model.config), *labelled),
         x_BTD,
@@ -208,7 +210,7 @@ def train_step(
     Args:
       ema_decay: of the moving average, where the state keeps one.
       axis_name: under `pmap`, the axis whose devices each hold a part of the batch.
-      options: `label_smoothing` and `microbatches`, of `gradient_sums`.
+      options: `label_smoothing`, `microbatches` and `row_shards`, of `gradient_sums`.
 
     Returns:
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
@@ -225,9 +227,11 @@ def train_step(
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), sums
 
 
-def eval_step(params: dict, batch: Batch, *, model: nn.Module, axis_name: str | None = None) -> metrics.Sums:
+def eval_step(
+    params: dict, batch: Batch, *, model: nn.Module, axis_name: str | None = None, row_shards: int = 1
+) -> metrics.Sums:
     """Sums of `loss` and `accuracy` over the batch's labels, without dropout or smoothing."""
-    _, sums = loss_sums(params, batch, model=model)
+    _, sums = loss_sums(params, batch, model=model, row_shards=row_shards)
     return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
 
