@@ -136,7 +136,7 @@ def schedule(workdir: Path, output: Path) -> list[Path]:
 
 
 def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
-    """The curves of several runs, one panel a metric.
+    """The curves of several runs, one panel a metric: over steps, and over time if all lines tell it.
 
     Raises:
       ValueError: a folder is no run, or has logged nothing yet.
@@ -147,7 +147,10 @@ def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
         runs[str(folder)] = writers.read_metrics(workdir_lib.Workdir(folder).metrics)
         if not runs[str(folder)]:
             raise ValueError(f"{folder}: there is nothing in metrics.jsonl yet; train this run first.")
-    return _save({"metrics": plots.metrics(runs)}, output)
+    figures = {"metrics": plots.metrics(runs)}
+    if all("seconds" in record for run in runs.values() for record in run):
+        figures["metrics_over_time"] = plots.metrics(runs, over="minutes")
+    return _save(figures, output)
 
 
 def _save(figures: Mapping[str, plots.Figure], output: Path) -> list[Path]:

@@ -199,13 +199,15 @@ def schedule(rates_by_name: Mapping[str, np.ndarray]) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "step") -> Figure:
     """A panel for each metric in the records of metrics.jsonl, a colour for each run; None leaves a gap.
 
-    Scores of a part of a split, such as `exact_match/date`, are left out. Raises ValueError if nothing is left.
+    Scores of a part of a split, such as `exact_match/date`, are left out. `over`: 'step' or 'minutes', for which each
+    record needs its 'seconds'. Raises ValueError if there are no metrics.
     """
+    x_of = {"step": lambda record: record["step"], "minutes": lambda record: record["seconds"] / 60}[over]
     records = [record for run in runs.values() for record in run]
-    found = {name for record in records for name in record if "/" not in name} - {"step", "split", "parameters"}
+    found = {name for record in records for name in record if "/" not in name} - {"step", "seconds", "split", "parameters"}
     if not found:
         raise ValueError(f"There are no metrics in {', '.join(runs) or 'no runs'}.")
     names = sorted(found, key=lambda name: (name != "loss", name))
@@ -213,9 +215,9 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     colours = dict(zip(runs, itertools.cycle(COLOURS), strict=False))
     for panel, name in zip(panels, names, strict=True):
         for (run, colour), (split, look) in itertools.product(colours.items(), SPLITS.items()):
-            points = [(r["step"], r[name]) for r in runs[run] if r["split"] == split and name in r]
+            points = [(x_of(r), r[name]) for r in runs[run] if r["split"] == split and name in r]
             panel.plot(*np.array(points, float).reshape(-1, 2).T, color=colour, **look)
-        panel.set(title=name.replace("_", " "), xlabel="step")
+        panel.set(title=name.replace("_", " "), xlabel=over)
     handles = [Line2D([], [], color=colour, linewidth=3, label=run) for run, colour in colours.items()]
     used = {split: look for split, look in SPLITS.items() if any(record["split"] == split for record in records)}
     handles += [Line2D([], [], color="#666666", label=split, **look) for split, look in used.items()]

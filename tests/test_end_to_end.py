@@ -495,7 +495,7 @@ def test_positions_the_schedule_and_metrics_are_drawn(finished_language_model, f
     pictures = {
         ("positions", workdir): both("positions", "position_scores", "positions_that_fail"),
         ("schedule", workdir): both("schedule"),
-        ("metrics", str(finished_language_model), str(finished_classifier)): both("metrics"),
+        ("metrics", str(finished_language_model), str(finished_classifier)): both("metrics", "metrics_over_time"),
     }
     assert {words[0] for words in pictures} | {"attention"} == set(PLOTS)
     for words, names in pictures.items():

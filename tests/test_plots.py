@@ -322,6 +322,14 @@ def test_metrics_have_a_panel_each_with_a_curve_for_each_run_and_split():
     assert words(legend.get_texts()) == ["first", "second", "train", "validation", "test"]
 
 
+def test_metrics_are_drawn_over_the_time_that_they_took_where_that_is_asked_for():
+    run = [record(3, loss=7.0, seconds=90.0), record(5, loss=5.0, seconds=150.0)]
+    for over, places in (("step", [3, 5]), ("minutes", [1.5, 2.5])):
+        (panel,) = plots.metrics({"a": run}, over=over).axes
+        assert panel.get_xlabel() == over
+        assert [points(line) for line in panel.lines if points(line)] == [[[places[0], 7.0], [places[1], 5.0]]]
+
+
 def test_runs_without_a_metric_are_refused():
     with pytest.raises(ValueError, match="There are no metrics in first, second"):
         plots.metrics({"first": [], "second": [record(3, **{"exact_match/date": 1.0})]})

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,12 +17,20 @@ def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """What `time.monotonic()` says, to be set; it stands still by itself."""
+    now = SimpleNamespace(seconds=1009.0)
+    monkeypatch.setattr(writers.time, "monotonic", lambda: now.seconds)
+    return now
+
+
 def write(path, *records, tail=b""):
     path.write_bytes(b"".join(json.dumps(record).encode() + b"\n" for record in records) + tail)
 
 
 def record(step, split="train", **values):
-    return {"step": step, "split": split, **values}
+    return {"step": step, "split": split, "seconds": 0.0, **values}
 
 
 def test_every_write_is_one_line_of_json_in_one_write(path, monkeypatch):
@@ -40,9 +49,22 @@ def test_every_write_is_one_line_of_json_in_one_write(path, monkeypatch):
     lines = path.read_bytes().splitlines(keepends=True)
     assert written == lines
     assert [json.loads(line) for line in lines] == [
-        {"step": 3, "split": "train", "loss": 1.5, "accuracy": 0.25},
-        {"step": 5, "split": "validation", "loss": 1.25},
+        {"step": 3, "split": "train", "seconds": 0.0, "loss": 1.5, "accuracy": 0.25},
+        {"step": 5, "split": "validation", "seconds": 0.0, "loss": 1.25},
     ]
+
+
+def test_a_line_tells_how_long_all_starts_have_taken_and_a_log_of_before_counts_from_none(path, clock):
+    write(path, {"step": 1, "split": "train", "loss": 3.0})  # as it was before lines told the time
+    for started, pause in ((None, 7.0), (1.0, 100.0)):
+        clock.seconds += pause  # between the starts
+        writer = MetricsWriter(path.parent, started=started and clock.seconds - started)
+        for step in (2, 3):
+            clock.seconds += 2.54
+            writer.write(step, "train", {"loss": 2.0})
+        writer.close()
+    seconds = [json.loads(line).get("seconds") for line in path.read_text().splitlines()]
+    assert seconds == [None, 2.5, 5.1, pytest.approx(8.6), pytest.approx(11.2)]
 
 
 def test_lines_are_there_before_the_writer_is_closed(path):

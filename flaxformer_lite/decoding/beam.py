@@ -93,11 +93,11 @@ def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
     )
 
 
-def run(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search) -> Beams:
-    """The search at its end: every row's texts are certain."""
-    limit_B = jnp.minimum(limit_B, search.max_length)
+def run(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search, *, until: int | None = None) -> Beams:
+    """The search at its end, where every row's texts are certain, or where texts have `until` tokens."""
+    limit_B, until = jnp.minimum(limit_B, search.max_length), search.max_length if until is None else until
     return jax.lax.while_loop(
-        lambda state: (state.log_prob_BW > NONE).any(),
+        lambda state: (state.index < until) & (state.log_prob_BW > NONE).any(),
         lambda state: one_token(step_fn, state, limit_B, search),
         state,
     )

@@ -19,6 +19,7 @@ from flaxformer_lite.decoding import beam, mask_predict, sampling
 NextLogits = Callable[..., tuple[jax.Array, Any]]
 Pick = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (logits_BV, ids_BT, index) -> token_B
 
+ROOM, GROWTH = 32, 4  # positions that a cache first has room for, and how often as many it has then, and then
 FEW_PLACES = 16  # mask-predict halves the places of a batch, where its texts need no more, until they are so few
 
 
@@ -105,12 +106,20 @@ def make_pick(config: DecodeConfig, row_B: jax.Array) -> Pick:
     return pick
 
 
+def rooms(max_length: int) -> list[int]:
+    """The lengths that a cache has one after another: a step reads all of it, and most texts are short."""
+    lengths = [ROOM]
+    while lengths[-1] < max_length:
+        lengths.append(lengths[-1] * GROWTH)
+    return [*lengths[:-1], max_length]
+
+
 def write(task: Task, pick: Pick, *, max_length: int) -> jax.Array:
     """Picks tokens one after another until every row has ended: (B, max_length) ids, then padding."""
 
-    def unfinished(state: tuple) -> jax.Array:
+    def unfinished(room: int, state: tuple) -> jax.Array:
         index, _, ended_B, _, _ = state
-        return (index < max_length) & ~ended_B.all()
+        return (index < room) & ~ended_B.all()
 
     def one_token(state: tuple) -> tuple:
         index, token_B, ended_B, output_BT, cache = state
@@ -124,8 +133,11 @@ def write(task: Task, pick: Pick, *, max_length: int) -> jax.Array:
 
     start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
     empty_BT = jnp.full((start_B.shape[0], max_length), PAD, jnp.int32)
-    start = jnp.int32(0), start_B, task.limit_B <= 0, empty_BT, task.start_cache(max_length)
-    return jax.lax.while_loop(unfinished, one_token, start)[3]
+    state = jnp.int32(0), start_B, task.limit_B <= 0, empty_BT, task.start_cache(max_length)
+    for room in rooms(max_length):
+        state = *state[:-1], state[-1].with_room(room)
+        state = jax.lax.while_loop(functools.partial(unfinished, room), one_token, state)
+    return state[3]
 
 
 def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) -> tuple[jax.Array, jax.Array]:
@@ -150,7 +162,11 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
 
     W, alpha = config.beam_size, config.alpha
     wanted = beam.Search(beam_size=W, n_best=n_best, alpha=alpha, max_length=max_length, end=EOS)
-    return beam.beam_search(step, task.start_cache(max_length, W), task.limit_B, wanted)
+    state = beam.start(task.start_cache(max_length, W), task.limit_B, wanted)
+    for room in rooms(max_length):
+        state = state.replace(cache=state.cache.with_room(room, W))
+        state = beam.run(step, state, task.limit_B, wanted, until=room)
+    return state.done_BNT, state.score_BN
 
 
 def best(task: Task, config: DecodeConfig, *, max_length: int) -> jax.Array:

@@ -71,6 +71,11 @@ class KVCache:
         """Zeros of `shape` (B, G, S, K)."""
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
+    def with_room(self, entries: int) -> "KVCache":
+        """This cache with zeros after the entries that there are, or without the last of them."""
+        missing = max(0, entries - self.key.shape[2])
+        return jax.tree.map(lambda x: jnp.pad(x[:, :, :entries], ((0, 0), (0, 0), (0, missing), (0, 0))), self)
+
     def write(self, new: "KVCache", index: jax.Array) -> "KVCache":
         """This cache with `new` (B, G, 1, K), or (B, G, W, K) with beams, at position `index`."""
         first = index * new.key.shape[2]
@@ -79,6 +84,23 @@ class KVCache:
             self,
             new,
         )
+
+
+@flax.struct.dataclass
+class DecoderCache:
+    """What decoding keeps between steps, one `KVCache` a layer.
+
+    With beams, W texts are written for each row, and each position of self-attention has W entries. Which of them
+    belongs to a text is the caller's to keep, so that nothing need be moved when beams change places.
+    """
+
+    self_attention: tuple[KVCache, ...]  # (B, G, max_length W, K): grows by a position a step; W = 1 without beams
+    cross_attention: tuple[KVCache | None, ...]  # (B, G, S, K): the encoder's output, projected once a sentence
+
+    def with_room(self, length: int, beam_size: int = 1) -> "DecoderCache":
+        """This cache with room for `length` positions: others come after those that there are, or the last go."""
+        own = tuple(cache.with_room(length * beam_size) for cache in self.self_attention)
+        return self.replace(self_attention=own)
 
 
 class MultiHeadAttention(nn.Module):

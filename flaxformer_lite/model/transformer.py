@@ -1,12 +1,11 @@
 """Three models from one set of blocks, from token ids to logits: the encoder-decoder of Figure 1, and each half."""
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.config import ModelConfig, check_model
-from flaxformer_lite.model.attention import KVCache
+from flaxformer_lite.model.attention import DecoderCache, KVCache
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, make_norm
 from flaxformer_lite.model.masks import Pattern, Places
@@ -105,18 +104,6 @@ class Encoder(nn.Module):
         return self.final_norm(x_BSD) if self.config.norm_placement == "pre" else x_BSD
 
 
-@flax.struct.dataclass
-class DecoderCache:
-    """What decoding keeps between steps, one `KVCache` a layer.
-
-    With beams, W texts are written for each row, and each position of self-attention has W entries. Which of them
-    belongs to a text is the caller's to keep, so that nothing need be moved when beams change places.
-    """
-
-    self_attention: tuple[KVCache, ...]  # (B, G, max_length W, K): grows by a position a step; W = 1 without beams
-    cross_attention: tuple[KVCache | None, ...]  # (B, G, S, K): the encoder's output, projected once a sentence
-
-
 class Decoder(nn.Module):
     """A stack of decoder layers, with or without an encoder to attend to; section 3.1."""
 
@@ -177,13 +164,15 @@ class Decoder(nn.Module):
     ) -> tuple[jax.Array, DecoderCache]:
         """The stack at the one position `index` of W texts a row; W = 1 without beams.
 
-        `part_BWL`: which of the W entries that the cache has for each position is each text's own; None: W = 1.
+        `part_BWL`: which of the W entries that the cache has for each position is each text's own; None: W = 1. Of
+        positions that the cache has no room for it is not read.
         """
         W = x_BWD.shape[1]
-        query, position_L = Places.at(jnp.reshape(index, (1,))), jnp.arange(cache.self_attention[0].key.shape[2] // W)
+        L = cache.self_attention[0].key.shape[2] // W
+        query, position_L = Places.at(jnp.reshape(index, (1,))), jnp.arange(L)
         own_pattern = Pattern(query, Places.at(position_L), causal=True, window=self.config.attention_window)
         if part_BWL is not None:
-            mine_BWLW = part_BWL[:, :, :, None] == jnp.arange(W)[None, None, None]
+            mine_BWLW = part_BWL[:, :, :L, None] == jnp.arange(W)[None, None, None]
             own_pattern = own_pattern.replace(
                 query=Places.at(jnp.broadcast_to(index, (W,))),
                 key=Places.at(jnp.repeat(position_L, W)),

@@ -114,7 +114,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     compile_with = lambda compile: wait(compiler.hurry(compiler.submit(compile)))  # noqa: E731
     options = {"label_names": data.label_names, "compile_with": compile_with, "between_batches": stop.now}
     evaluator = evaluate.Evaluator(model, config, mode, data.tokenizer, **options)
-    writer = writers.MetricsWriter(paths.path, enabled=chief)
+    writer = writers.MetricsWriter(paths.path, started=started, enabled=chief)
     progress = writers.Progress(done, config.train.num_steps, enabled=chief)
     meter = writers.Rate("examples" if config.model.architecture == "encoder_classifier" else "tokens")
 

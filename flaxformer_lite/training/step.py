@@ -140,7 +140,8 @@ def loss_sums(
 ) -> tuple[jax.Array, metrics.Sums]:
     """What training minimises, summed over labels, and the metrics' sums; dropout only with a key.
 
-    `row_shards`: how many devices the compiler spreads the rows over. A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
+    A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
+    `row_shards`: how many devices the compiler spreads the rows over.
     """
     mode = {"deterministic": dropout_key is None, "row_B": batch["row"]}
     if dropout_key is not None:

@@ -46,12 +46,18 @@ def remove_torn_line(path: Path) -> None:
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to TensorBoard's event file below `workdir`; does nothing if not `enabled`."""
+    """Appends to `metrics.jsonl` and to TensorBoard's event file below `workdir`; does nothing if not `enabled`.
 
-    def __init__(self, workdir: Path, *, enabled: bool = True):
+    Each line tells in `seconds` how long the run has taken up to it: all of its starts, without the time in between.
+    """
+
+    def __init__(self, workdir: Path, *, started: float | None = None, enabled: bool = True):
+        """`started`: when this start of the run began, by `time.monotonic()`; None: now."""
         self._file = self._events = None
         if enabled:
             remove_torn_line(workdir / "metrics.jsonl")
+            before = max([0.0, *(line.get("seconds", 0.0) for line in read_metrics(workdir / "metrics.jsonl"))])
+            self._begun = (time.monotonic() if started is None else started) - before
             self._file = os.open(workdir / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             self._events = tensorboardX.SummaryWriter(str(workdir), flush_secs=10)
 
@@ -63,7 +69,8 @@ class MetricsWriter:
         """
         if self._file is None:
             return
-        words = {} if parameters is None else {"parameters": parameters}
+        words = {"seconds": round(time.monotonic() - self._begun, 1)}
+        words |= {} if parameters is None else {"parameters": parameters}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         os.write(self._file, (json.dumps({"step": step, "split": split, **words, **finite}) + "\n").encode())
         for name, value in values.items():
