@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +12,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
+from flaxformer_lite.decoding import generate
 from flaxformer_lite.decoding.generate import (
     Decoder,
     best,
     continuation,
     make_pick,
     padded_length,
+    rooms,
     rows_for,
     translation,
 )
@@ -173,6 +176,16 @@ def test_a_source_that_is_too_long_for_the_model_is_refused_by_its_number(model)
         Decoder(model, GREEDY)(None, [fits, does_not])
 
 
+@flax.struct.dataclass
+class Fed:
+    """Stands for a cache: the tokens that were fed back, in the room that there is from the start."""
+
+    ids_BT: jax.Array
+
+    def with_room(self, length):
+        return self
+
+
 class Scripted:
     """Stands for a model: its token at step i is `script[b][i]`, whatever it reads."""
 
@@ -181,9 +194,9 @@ class Scripted:
 
     def apply(self, variables, *arguments, method):
         if method == "start_cache":
-            return jnp.zeros(self._script_BT.shape, jnp.int32)  # remembers the tokens that were fed back
+            return Fed(jnp.zeros(self._script_BT.shape, jnp.int32))
         token_B, cache, index, *_ = arguments
-        cache = cache.at[:, index].set(token_B)
+        cache = Fed(cache.ids_BT.at[:, index].set(token_B))
         return jax.nn.one_hot(self._script_BT[:, index], V), cache
 
 
@@ -191,6 +204,27 @@ def scripted(script, sources, *, extra, max_length):
     config, row_B = DecodeConfig(max_extra_length=extra), jnp.arange(len(sources))
     task = translation(Scripted(script), config, {}, jnp.asarray(sources), row_B)
     return best(task, config, max_length=max_length).tolist()
+
+
+def test_the_rooms_of_a_cache_grow_by_the_same_factor_up_to_the_whole_length():
+    assert [rooms(length) for length in (1, 31, 32)] == [[1], [31], [32]]
+    assert rooms(33) == [32, 33] and rooms(128) == [32, 128] and rooms(129) == [32, 128, 129]
+    assert rooms(1009) == [32, 128, 512, 1009]
+
+
+@pytest.mark.parametrize("method", ["greedy", "beam"])
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
+def test_texts_do_not_depend_on_how_often_the_cache_grows(architecture, method, monkeypatch):
+    config = dataclasses.replace(CONFIG, architecture=architecture, num_decoder_layers=1, attention_window=4)
+    model = build_model(config)
+    params, decode = drawn(model), DecodeConfig(method=method, max_extra_length=EXTRA)
+    written = []
+    for room in (MAX_LENGTH, 1, 3):
+        monkeypatch.setattr(generate, "ROOM", room)
+        monkeypatch.setattr(generate, "GROWTH", 2)
+        written.append([ids.tolist() for ids in Decoder(model, decode, rows=4)(params, SOURCES[:7])])
+    assert written[0] == written[1] == written[2]
+    assert max(map(len, written[0])) > 6
 
 
 def test_a_row_stops_at_its_end_symbol_and_is_padding_from_there_on():

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,9 +18,9 @@ def path(tmp_path):
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """What `time.monotonic()` says, to be set; it stands still by itself."""
-    now = SimpleNamespace(seconds=1009.0)
-    monkeypatch.setattr(writers.time, "monotonic", lambda: now.seconds)
+    """A clock that stands still until it is moved."""
+    now = [1000.0]
+    monkeypatch.setattr(writers.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -57,10 +56,10 @@ def test_every_write_is_one_line_of_json_in_one_write(path, monkeypatch):
 def test_a_line_tells_how_long_all_starts_have_taken_and_a_log_of_before_counts_from_none(path, clock):
     write(path, {"step": 1, "split": "train", "loss": 3.0})  # as it was before lines told the time
     for started, pause in ((None, 7.0), (1.0, 100.0)):
-        clock.seconds += pause  # between the starts
-        writer = MetricsWriter(path.parent, started=started and clock.seconds - started)
+        clock[0] += pause  # between the starts
+        writer = MetricsWriter(path.parent, started=started and clock[0] - started)
         for step in (2, 3):
-            clock.seconds += 2.54
+            clock[0] += 2.54
             writer.write(step, "train", {"loss": 2.0})
         writer.close()
     seconds = [json.loads(line).get("seconds") for line in path.read_text().splitlines()]
@@ -156,14 +155,6 @@ def test_scores_are_those_of_the_validation_split_by_step(path):
 class Terminal(io.StringIO):
     def isatty(self):
         return True
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that stands still until it is moved."""
-    now = [1000.0]
-    monkeypatch.setattr(writers.time, "monotonic", lambda: now[0])
-    return now
 
 
 def test_in_a_log_file_a_line_comes_after_so_many_seconds_with_the_time_that_is_left(clock, capsys):
