@@ -238,7 +238,7 @@ def test_the_penalty_is_one_for_one_token_and_grows_with_the_power_alpha():
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])
-@pytest.mark.parametrize("length", [7, 127, 3001, 4096])
+@pytest.mark.parametrize("length", [7, 127, 3001, 4096, 5000])
 def test_the_highest_of_a_long_row_are_found_in_its_blocks_as_in_the_whole_row(length, k):
     rng = np.random.default_rng(length)
     rows = [rng.normal(size=length), rng.integers(0, 3, length), np.full(length, -np.inf), np.arange(length)]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 PAD = 0  # the token id that fills a row after its last token
 NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does not exist
-BLOCK = 128  # tokens of which `top_k_of_row` first takes the maximum
+BLOCK = 128  # most tokens of which `top_k_of_row` first takes the maximum
 
 # Beams -> (log_prob_BWV, cache): the log-probabilities, float32, of what may follow each live hypothesis; -inf for a
 # token that may not. What it wants to know later of this step it keeps in the cache, which has W parts.
@@ -158,10 +158,12 @@ def top_k_of_row(x_BX: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     B, X = x_BX.shape
     if BLOCK * (k + 1) >= X:
         return jax.lax.top_k(x_BX, k)
-    x_BMX = jnp.pad(x_BX, ((0, 0), (0, -X % BLOCK)), constant_values=-jnp.inf).reshape(B, -1, BLOCK)
+    # Blocks that fill the row, if there are any of more than half the size: padding is a copy of the row.
+    block = next((size for size in range(BLOCK, BLOCK // 2, -1) if X % size == 0), BLOCK)
+    x_BMX = jnp.pad(x_BX, ((0, 0), (0, -X % block)), constant_values=-jnp.inf).reshape(B, -1, block)
     block_BK = jnp.sort(jax.lax.top_k(x_BMX.max(axis=-1), k)[1], axis=-1)  # sorted: of equals the first comes first
-    best_BK, place_BK = jax.lax.top_k(_take(x_BMX, block_BK).reshape(B, k * BLOCK), k)
-    return best_BK, _take(block_BK, place_BK // BLOCK) * BLOCK + place_BK % BLOCK
+    best_BK, place_BK = jax.lax.top_k(_take(x_BMX, block_BK).reshape(B, k * block), k)
+    return best_BK, _take(block_BK, place_BK // block) * block + place_BK % block
 
 
 def _take(x_BW: jax.Array, place_BK: jax.Array) -> jax.Array:
