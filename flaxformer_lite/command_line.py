@@ -119,7 +119,7 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """Sets each `--config.section.field=value` in `config`, and returns it.
+    """Sets each `--config.section.field=value` in `config`, and returns it; 'None' is None, and no text.
 
     Raises:
       ValueError: there is no such field, or the value is not of its type.
@@ -128,6 +128,10 @@ def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config
         name, value = argument.lstrip("-").split("=", 1)
         _check_field(config, name)
         try:
+            if value == "None":
+                _, section, field = name.split(".")
+                config[section][field] = None
+                continue
             _set_field(config, f"--{name}={_quoted(value)}" if _field_type(config, name) == "tuple" else argument)
         except (flags.Error, ValueError, TypeError) as error:
             raise ValueError(f"{name}: expected {_field_type(config, name)}, got {value!r}.") from error

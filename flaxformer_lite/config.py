@@ -166,12 +166,9 @@ def _plain_type(hint: Any) -> type:
 
 
 def _check_value(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the field's type, or ValueError; an int is accepted for a float, nothing else is converted.
-
-    A flag can say None only in letters, and no field that may be None has that word for another value.
-    """
+    """`value` as the field's type, or ValueError; an int is accepted for a float, nothing else is converted."""
     plain = _plain_type(hint)
-    if value in (None, "None") and types.NoneType in typing.get_args(hint):
+    if value is None and types.NoneType in typing.get_args(hint):
         return None
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

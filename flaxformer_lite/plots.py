@@ -207,12 +207,8 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "ste
     """
     x_of = {"step": lambda record: record["step"], "minutes": lambda record: record["seconds"] / 60}[over]
     records = [record for run in runs.values() for record in run]
-    found = {name for record in records for name in record if "/" not in name} - {
-        "step",
-        "seconds",
-        "split",
-        "parameters",
-    }
+    words = {"step", "seconds", "split", "parameters"}
+    found = {name for record in records for name in record if "/" not in name} - words
     if not found:
         raise ValueError(f"There are no metrics in {', '.join(runs) or 'no runs'}.")
     names = sorted(found, key=lambda name: (name != "loss", name))

@@ -154,8 +154,9 @@ def stop_at(condition: Callable[[], bool], number: signal.Signals, *arguments: s
 
 
 def lines_of(path: Path, split: str) -> list[dict]:
-    """The lines of `split` in metrics.jsonl, the last of each step."""
-    return [record for record in writers.read_metrics(path / "metrics.jsonl") if record["split"] == split]
+    """The lines of `split` in metrics.jsonl, the last of each step, without how long they took."""
+    records = [record for record in writers.read_metrics(path / "metrics.jsonl") if record["split"] == split]
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
 
 
 def last_step(path: Path) -> int:

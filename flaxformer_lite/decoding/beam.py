@@ -7,6 +7,7 @@ that do not end live on. With a beam as wide as the number of beginnings that th
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 
 PAD = 0  # the token id that fills a row after its last token
 NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does not exist
-BLOCK = 128  # most tokens of which `top_k_of_row` first takes the maximum
+SMALL = 8  # blocks of fewer are not worth their maxima in `top_k_of_row`
 
 # Beams -> (log_prob_BWV, cache): the log-probabilities, float32, of what may follow each live hypothesis; -inf for a
 # token that may not. What it wants to know later of this step it keeps in the cache, which has W parts.
@@ -153,17 +154,18 @@ def _candidates(total_BWV: jax.Array, end: int) -> tuple[jax.Array, jax.Array, j
 def top_k_of_row(x_BX: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """The k highest of each row, highest first, and where they stand: as `jax.lax.top_k`, and faster on long rows.
 
-    The k highest numbers stand in the k blocks with the highest maxima, so that only these are searched.
+    That sorts the row. But the k highest numbers stand in the k blocks with the highest maxima, so that only these need
+    be searched; with blocks of sqrt(X / k) there are as many numbers in them as there are blocks.
     """
     B, X = x_BX.shape
-    if BLOCK * (k + 1) >= X:
+    size = math.isqrt(X // k)
+    if size < SMALL:
         return jax.lax.top_k(x_BX, k)
-    # Blocks that fill the row, if there are any of more than half the size: padding is a copy of the row.
-    block = next((size for size in range(BLOCK, BLOCK // 2, -1) if X % size == 0), BLOCK)
-    x_BMX = jnp.pad(x_BX, ((0, 0), (0, -X % block)), constant_values=-jnp.inf).reshape(B, -1, block)
-    block_BK = jnp.sort(jax.lax.top_k(x_BMX.max(axis=-1), k)[1], axis=-1)  # sorted: of equals the first comes first
-    best_BK, place_BK = jax.lax.top_k(_take(x_BMX, block_BK).reshape(B, k * block), k)
-    return best_BK, _take(block_BK, place_BK // block) * block + place_BK % block
+    size = next((n for n in range(size, 2 * size) if X % n == 0), size)  # one that fills the row, or padding copies it
+    x_BMX = jnp.pad(x_BX, ((0, 0), (0, -X % size)), constant_values=-jnp.inf).reshape(B, -1, size)
+    block_BK = jnp.sort(top_k_of_row(x_BMX.max(axis=-1), k)[1], axis=-1)  # sorted: of equals the first comes first
+    best_BK, place_BK = top_k_of_row(_take(x_BMX, block_BK).reshape(B, k * size), k)
+    return best_BK, _take(block_BK, place_BK // size) * size + place_BK % size
 
 
 def _take(x_BW: jax.Array, place_BK: jax.Array) -> jax.Array:

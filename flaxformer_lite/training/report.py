@@ -130,7 +130,7 @@ def _interval(name: str, intervals: Mapping[str, tuple[float, float]]) -> str:
 def closing_table(paths: Workdir) -> str:
     """The metrics of the test line that ends `metrics.jsonl`."""
     record = writers.read_metrics(paths.metrics)[-1]
-    values = {name: value for name, value in record.items() if name not in ("step", "split", "parameters")}
+    values = {name: value for name, value in record.items() if name not in ("step", "seconds", "split", "parameters")}
     measured = record.get("parameters", f"best step {record['step']}")
     return f"test split, {measured}\n{table(values)}"
 
