@@ -16,13 +16,13 @@ FILES = ("multi30k/raw/{}.en*", "multi30k/raw/{}.de*")
 def get_config():
     config = default_config()
     config.model.update(d_model=128, num_heads=4, d_ff=256, num_encoder_layers=4, num_decoder_layers=4, max_length=128)
-    config.model.dropout = 0.3
+    config.model.update(norm_placement="pre", dropout=0.2)
     config.data.update(dataset="parallel_text", tokenizer="bpe", vocab_size=10_000)
     config.data.update(train_files=files("train"), validation_files=files("val"), test_files=files("test_2016_flickr"))
-    config.data.update(tokens_per_batch=4096, buckets=(12, 14, 16, 18, 20, 24, 32, 64))
-    config.optim.update(schedule="inverse_sqrt", learning_rate=5e-3, warmup_steps=2000)
-    config.train.update(num_steps=8000, log_every=50, eval_every=500, checkpoint_every=500)
-    config.train.update(keep_newest=10, average="last:10", best_metric="bleu")
+    config.data.update(tokens_per_batch=2048, buckets=(11, 13, 14, 15, 16, 17, 18, 19, 20, 22, 24, 28, 36, 64))
+    config.optim.update(schedule="linear", learning_rate=4e-3, warmup_steps=800)
+    config.train.update(num_steps=14_000, log_every=50, eval_every=1000, checkpoint_every=1000)
+    config.train.update(ema_decay=0.999, decode_examples=1014, best_metric="bleu")
     config.decode.update(method="beam", beam_size=5, alpha=1.0)
     return config
 
