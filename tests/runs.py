@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 from flaxformer_lite import commands
-from flaxformer_lite.config import Config, ModelConfig
+from flaxformer_lite.config import CHOICES, Config, ModelConfig
 from flaxformer_lite.data.loader import fill_rows
 from flaxformer_lite.data.ragged import Ragged
 from flaxformer_lite.model import transformer
@@ -81,6 +82,13 @@ LANGUAGE_MODEL = {
     "decode.method": "sample",
     "decode.temperature": 0.9,
 }
+
+
+# Every position scheme; of those that act in the same place of the model, one is in the plain suite.
+SCHEMES = [
+    pytest.param(position, marks=[pytest.mark.slow] if position in ("learned", "alibi", "none") else [])
+    for position in CHOICES["model.position"]
+]
 
 
 def filled(rows: Sequence[Sequence[Sequence[int]]], length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -154,7 +154,7 @@ def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(f
         assert any(line.split()[0] == name for line in process.stdout.splitlines()), name
     assert "sacreBLEU signature nrefs:1|case:mixed" in process.stdout
     values = evaluate_module.evaluate(finished_run, "test").values
-    assert values.keys() == records[-1].keys() - {"step", "split"}
+    assert values.keys() == records[-1].keys() - {"step", "seconds", "split"}
     for name, value in values.items():
         assert value == pytest.approx(records[-1][name], rel=1e-5), name
     assert report.table(values) in process.stdout

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
+from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding import generate
 from flaxformer_lite.decoding.generate import (
@@ -212,8 +213,7 @@ def test_the_rooms_of_a_cache_grow_by_the_same_factor_up_to_the_whole_length():
     assert rooms(1009) == [32, 128, 512, 1009]
 
 
-@pytest.mark.parametrize("method", ["greedy", "beam"])
-@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
+@pytest.mark.parametrize(("architecture", "method"), [("encoder_decoder", "beam"), ("decoder_lm", "greedy")])
 def test_texts_do_not_depend_on_how_often_the_cache_grows(architecture, method, monkeypatch):
     config = dataclasses.replace(CONFIG, architecture=architecture, num_decoder_layers=1, attention_window=4)
     model = build_model(config)
@@ -279,7 +279,7 @@ def full_forward_of(model, params, prompts, extra):
     return [go_on(prompt) for prompt in prompts]
 
 
-@pytest.mark.parametrize("position", CHOICES["model.position"])
+@pytest.mark.parametrize("position", runs.SCHEMES)
 def test_with_every_position_scheme_the_cache_gives_the_tokens_of_the_full_forward(position):
     model, params = language_model(dataclasses.replace(LM, position=position, d_head=6))
     expected = full_forward_of(model, params, PROMPTS, extra=11)

@@ -153,6 +153,7 @@ def test_the_losses_are_those_of_one_device(arm, architecture, microbatches):
     np.testing.assert_array_equal(state.key_data, expected_state.key_data)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_loss_that_is_taken_in_parts_is_the_same_on_every_arm(arm, monkeypatch):

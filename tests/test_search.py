@@ -132,14 +132,7 @@ def by_full_forwards(apply, source_S, config, limit):
     return [item for part in (ended, cut) for item in sorted(part, key=lambda item: -item[1])][:W]
 
 
-# Of the schemes that act in the same place of the model, one is in the plain suite.
-@pytest.mark.parametrize(
-    "position",
-    [
-        pytest.param(position, marks=[pytest.mark.slow] if position in ("learned", "alibi", "none") else [])
-        for position in CHOICES["model.position"]
-    ],
-)
+@pytest.mark.parametrize("position", runs.SCHEMES)
 def test_with_every_position_scheme_beams_with_a_cache_find_what_full_forwards_find(position):
     kind = KINDS[CHOICES["model.position"].index(position) % 3]
     if position in ("rotary", "relative"):  # they act through a product, which additive attention has not

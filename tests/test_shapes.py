@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 
 from flaxformer_lite.config import CHOICES, ModelConfig, check_model
 from flaxformer_lite.model.layers import Residual
@@ -175,7 +176,7 @@ def test_packed_pairs_need_the_segments_of_both_sides():
 
 
 @pytest.mark.parametrize("kind", [1, 2])
-@pytest.mark.parametrize("position", CHOICES["model.position"])
+@pytest.mark.parametrize("position", runs.SCHEMES)
 def test_in_bfloat16_every_sublayer_gives_bfloat16_and_the_logits_are_float32(position, kind):
     model = build_model(dataclasses.replace(config_of("encoder_decoder", position, kind), dtype="bfloat16"))
     is_sublayer = lambda module, method: isinstance(module, Residual)  # noqa: E731
@@ -242,7 +243,7 @@ def test_no_logit_of_a_packed_pair_depends_on_another_pair_nor_on_what_is_beyond
     np.testing.assert_array_equal(by_source, picture("110000 " * 4 + "001110 " * 2))
 
 
-@pytest.mark.parametrize("position", CHOICES["model.position"])
+@pytest.mark.parametrize("position", runs.SCHEMES)
 def test_no_logit_of_a_language_model_depends_on_a_later_token_or_on_another_text_of_its_row(position):
     config = config_of("decoder_lm", position, kind=1)
     (by_target,) = dependencies(config, {"target": [1, 5, 6, 1, 7, 8, 0]}, segment_BT=[1, 1, 1, 2, 2, 2, 0])
