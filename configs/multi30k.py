@@ -21,7 +21,7 @@ def get_config():
     config.data.update(train_files=files("train"), validation_files=files("val"), test_files=files("test_2016_flickr"))
     config.data.update(tokens_per_batch=2048, buckets=(11, 13, 14, 15, 16, 17, 18, 19, 20, 22, 24, 28, 36, 64))
     config.optim.update(schedule="linear", learning_rate=4e-3, warmup_steps=800)
-    config.train.update(num_steps=14_000, log_every=50, eval_every=1000, checkpoint_every=1000)
+    config.train.update(num_steps=14_000, log_every=50, eval_every=1000)
     config.train.update(ema_decay=0.999, decode_examples=1014, best_metric="bleu")
     config.decode.update(method="beam", beam_size=5, alpha=1.0)
     return config

@@ -84,11 +84,9 @@ LANGUAGE_MODEL = {
 }
 
 
-# Every position scheme; of those that act in the same place of the model, one is in the plain suite.
-SCHEMES = [
-    pytest.param(position, marks=[pytest.mark.slow] if position in ("learned", "alibi", "none") else [])
-    for position in CHOICES["model.position"]
-]
+# Of the position schemes that act in the same place of the model, one is in the plain suite.
+SLOW = {position: [pytest.mark.slow] for position in ("learned", "alibi", "none")}
+SCHEMES = [pytest.param(position, marks=SLOW.get(position, [])) for position in CHOICES["model.position"]]
 
 
 def filled(rows: Sequence[Sequence[Sequence[int]]], length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import pictures, plots, trained
@@ -160,7 +161,7 @@ def trained_tables(params, ending):
 
 
 @pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
-@pytest.mark.parametrize("position", CHOICES["model.position"])
+@pytest.mark.parametrize("position", runs.SCHEMES)
 def test_every_scheme_is_drawn_and_the_runs_own_with_what_it_has_learned(position, architecture):
     run = run_of(architecture, position=position)
     codes = pictures.position_codes(run.config.model, run.params)

@@ -42,7 +42,11 @@ KINDS = (
 )
 # Every position scheme meets every kind, once in one of the shapes that write.
 CASES = [
-    pytest.param(architecture, position, (first + n) % 3, id=f"{architecture}-{position}-{(first + n) % 3}")
+    pytest.param(
+        *(architecture, position, (first + n) % 3),
+        id=f"{architecture}-{position}-{(first + n) % 3}",
+        marks=runs.SLOW.get(position, []),
+    )
     for n, position in enumerate(CHOICES["model.position"])
     for architecture, first in (("encoder_decoder", 0), ("decoder_lm", 1), ("decoder_lm", 2))
 ]
