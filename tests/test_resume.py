@@ -162,6 +162,50 @@ def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped
         }
 
 
+# Packed pairs in microbatches, until evaluations get no better: a rate that only rises sees to that soon.
+RECIPE = {
+    **runs.TINY,
+    "data.packing": True,
+    "data.train_split": "train[:1000]",
+    "data.buckets": "(64,)",
+    "optim.accumulate_steps": 2,
+    "optim.learning_rate": 4.0,
+    "optim.warmup_steps": 400,
+    "train.num_steps": 400,
+    "train.eval_every": 8,
+    "train.checkpoint_every": 3,
+    "train.patience": 1,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 4])
+def test_packing_accumulation_and_an_early_stop_change_nothing_of_that(devices, tmp_path, monkeypatch):
+    """Resumed on one device the same bits, on four the same but for rounding; either ends at the same evaluation."""
+    assert runs.fit(tmp_path / "whole", RECIPE) == 0
+    whole, end = runs.losses(tmp_path / "whole"), runs.last_step(tmp_path / "whole")
+    write = writers.MetricsWriter.write
+
+    def write_and_signal(writer: writers.MetricsWriter, step: int, *line, **words) -> None:
+        write(writer, step, *line, **words)
+        if step == 13:  # after the first evaluation; no step of a checkpoint
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writers.MetricsWriter, "write", write_and_signal)
+        assert runs.fit(tmp_path / "parts", RECIPE) == 143
+    assert 13 <= runs.last_step(tmp_path / "parts") < end < 400
+    assert runs.fit(tmp_path / "parts", {**RECIPE, "parallel.data": devices}) == 0
+    assert list(runs.losses(tmp_path / "parts")) == list(whole) == list(range(1, end + 1))
+    if devices > 1:
+        assert runs.losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-4)
+        return
+    assert runs.losses(tmp_path / "parts") == whole
+    runs.assert_same_arrays(*(runs.checkpoint_arrays(tmp_path / name, end) for name in ("parts", "whole")))
+    for split in ("validation", "test"):
+        assert runs.lines_of(tmp_path / "parts", split) == runs.lines_of(tmp_path / "whole", split) != []
+
+
 def test_another_backend_may_go_on_with_a_run_and_computes_the_same_up_to_rounding(
     stopped_shapes, finished_language_model, tmp_path
 ):
