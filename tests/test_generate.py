@@ -160,8 +160,11 @@ def test_beams_count_as_rows_and_so_leave_room_for_fewer_sentences(model):
     assert rows == [256, 64, 32, 256]
 
 
-@pytest.mark.parametrize(("length", "padded"), [(2, 16), (16, 16), (17, 32), (32, 32), (33, 64), (65, 97)])
-def test_inputs_are_padded_to_a_power_of_two_or_the_longest_the_model_takes(length, padded):
+PADDED = [(2, 16), (16, 16), (17, 24), (24, 24), (25, 32), (32, 32), (33, 48), (49, 64), (65, 96), (97, 97)]
+
+
+@pytest.mark.parametrize(("length", "padded"), PADDED)
+def test_inputs_are_padded_to_a_power_of_two_or_three_quarters_of_one_or_the_longest_the_model_takes(length, padded):
     assert padded_length(length, 97) == padded
 
 

@@ -232,8 +232,10 @@ def _likeliest(logits_BTV: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def padded_length(length: int, max_length: int) -> int:
-    """The next of 16, 32, 64, ... up to `max_length`: few lengths, so few compilations."""
-    return min(max_length, max(16, 1 << (length - 1).bit_length()))
+    """The next of 16, 24, 32, 48, 64, 96, ... up to `max_length`: few lengths, so few compilations."""
+    power = max(16, 1 << (length - 1).bit_length())
+    three_quarters = power // 4 * 3
+    return min(max_length, three_quarters if max(16, length) <= three_quarters else power)
 
 
 def rows_for(length: int, *, tokens: int, multiple: int, waiting: int) -> int:
