@@ -332,8 +332,21 @@ def _check_contradictions(config: Config) -> None:
         )
     if config.decode.top_p is not None and config.decode.top_p > 1:
         raise ValueError(f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}.")
-    if parallel.data != -1 and parallel.data < 1:
-        raise ValueError(f"config.parallel.data: expected -1 (all devices) or at least 1, got {parallel.data}.")
+    for axis in ("data", "fsdp", "tensor"):
+        if (size := getattr(parallel, axis)) != -1 and size < 1:
+            raise ValueError(
+                f"config.parallel.{axis}: expected -1 (the rest of the devices) or at least 1, got {size}."
+            )
+        if axis != "data" and size != 1 and parallel.mode == "pmap":
+            raise ValueError(
+                f"config.parallel.{axis}: with parallel.mode='pmap' every device holds the whole model; leave it at 1, "
+                "or use parallel.mode='mesh'."
+            )
+    if [parallel.data, parallel.fsdp, parallel.tensor].count(-1) > 1:
+        raise ValueError(
+            "config.parallel: -1 is all devices that the other two leave, so only one of data, fsdp and tensor may be "
+            f"-1, got {parallel.data}, {parallel.fsdp} and {parallel.tensor}; say how many for the others."
+        )
     if config.train.average is not None:
         _check_average(config.train)
     translated = config.train.best_metric in ("exact_match", "bleu", "chrf", "bleu_tokenized")

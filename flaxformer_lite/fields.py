@@ -134,7 +134,9 @@ class ParallelConfig:
     """How devices share the work."""
 
     mode: str = "mesh"  # 'mesh': jit over a device mesh; 'pmap': one replica a device. Equal results
-    data: int = -1  # devices that split the batch; -1: all
+    data: int = -1  # copies of the model, each with its rows of a batch; -1: as many as the devices make
+    fsdp: int = 1  # 'mesh': devices that split the rows and the state (Rajbhandari 2020, section 5.3); -1: the rest
+    tensor: int = 1  # 'mesh': devices that split each layer and the vocabulary (Shoeybi 2019, section 3); -1: the rest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -417,9 +417,24 @@ def test_the_checksum_sees_every_array_and_its_place():
     tree = {"a": np.arange(5.0), "b": np.arange(3)}
     swapped = {"a": np.arange(3), "b": np.arange(5.0)}
     changed = {"a": np.arange(5.0), "b": np.arange(3) + np.array([0, 0, 1])}
-    sums = {checkpoint.checksum(x) for x in (tree, swapped, changed)}
-    assert len(sums) == 3
+    turned = {"a": np.arange(5.0)[::-1], "b": np.arange(3)}
+    other_shape = {"a": np.arange(5.0), "b": np.arange(3), "c": np.zeros(0)}
+    sums = {checkpoint.checksum(x) for x in (tree, swapped, changed, turned, other_shape)}
+    assert len(sums) == 5
     assert checkpoint.checksum(jax.device_put(tree)) == checkpoint.checksum(jax.tree.map(jnp.asarray, tree))
+
+
+@pytest.mark.parametrize("spec", [(), ("a",), (None, "a"), ("a", None, "b"), (("a", "b"),), (None, ("b", "a"))])
+def test_the_checksum_and_the_mean_of_an_array_do_not_depend_on_how_it_is_split(spec, monkeypatch):
+    monkeypatch.setattr(checkpoint, "HASHED_AT_ONCE", 5)
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+    whole = np.random.default_rng(3).normal(size=(16, 8, 2)).astype(np.float32)
+    parts = jax.device_put(whole, split)
+    assert checkpoint.checksum([parts]) == checkpoint.checksum([whole]) != checkpoint.checksum([whole + 1])
+    mean = checkpoint.average([[parts], [jax.device_put(whole + 3, split)]])[0]
+    assert mean.sharding == split
+    np.testing.assert_allclose(mean, whole + 1.5, rtol=1e-6)
 
 
 def test_a_checkpoint_is_complete_or_not_there(tmp_path, monkeypatch):

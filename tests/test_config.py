@@ -138,7 +138,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_valid_one(given, field, nea
 def test_a_name_that_is_like_no_other_is_refused_with_all_that_are_valid():
     with pytest.raises(ValueError) as caught:
         resolve({"parallel": {"qqq": 1}})
-    assert str(caught.value) == "config.parallel.qqq: there is no such field; valid are data, mode."
+    assert str(caught.value) == "config.parallel.qqq: there is no such field; valid are data, fsdp, mode, tensor."
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,11 @@ def test_every_field_with_a_rule_exists(names):
         (dict(data__tokens_per_batch=2047), "data.tokens_per_batch", "must be at least 2048"),
         (dict(optim__accumulate_steps=3), "optim.accumulate_steps", "3 does not divide data.rows_multiple = 8"),
         (dict(model__vocab_size=36999), "model.vocab_size", "36999 contradicts data.vocab_size = 37000"),
-        (dict(parallel__data=0), "parallel.data", "expected -1 (all devices) or at least 1, got 0"),
-        (dict(parallel__data=-2), "parallel.data", "expected -1 (all devices) or at least 1, got -2"),
+        (dict(parallel__data=0), "parallel.data", "expected -1 (the rest of the devices) or at least 1, got 0"),
+        (dict(parallel__data=-2), "parallel.data", "expected -1 (the rest of the devices) or at least 1, got -2"),
+        (dict(parallel__tensor=0), "parallel.tensor", "expected -1 (the rest of the devices) or at least 1, got 0"),
+        (dict(parallel__fsdp=-1), "parallel", "only one of data, fsdp and tensor may be -1, got -1, -1 and 1"),
+        (dict(parallel__fsdp=2, parallel__mode="pmap"), "parallel.fsdp", "every device holds the whole model"),
         (dict(train__best_metric="bleu", train__decode_examples=0), "train.best_metric", "needs translations"),
         (dict(train__best_metric="bleu", data__pretokenized=True), "train.best_metric", "choose 'bleu_tokenized'"),
         (dict(train__best_metric="chrf", data__pretokenized=True), "train.best_metric", "choose 'bleu_tokenized'"),

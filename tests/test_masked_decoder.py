@@ -225,7 +225,7 @@ def test_microbatches_eight_devices_and_pmap_make_the_step_of_the_whole_batch_on
     for mode in (parallel.MeshMode(parallel.make_mesh(8)), parallel.PmapMode(parallel.make_mesh(8))):
         step = functools.partial(step_lib.train_step, **options, axis_name=mode.axis_name)
         after, sums = mode.compile(step, *shapes, donate=False)(mode.put_state(state), mode.put_batch(BATCH))
-        assert_same_step((jax.device_get(mode.replicated(after)), mode.read(sums)), expected)
+        assert_same_step((jax.device_get(mode.over_mesh(after)), mode.read(sums)), expected)
 
 
 # Decoding.

@@ -104,7 +104,7 @@ def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], 
         return mode.read(measure(state.params, mode.put_batch(batches(architecture)[0])))
 
     mistakes = measured_by(step_lib.confusion_step) if architecture == "encoder_classifier" else None
-    return losses, metrics.divide(measured_by(step_lib.eval_step)), mistakes, jax.device_get(mode.replicated(state))
+    return losses, metrics.divide(measured_by(step_lib.eval_step)), mistakes, jax.device_get(mode.over_mesh(state))
 
 
 def key_biases(params: dict) -> dict[str, np.ndarray]:

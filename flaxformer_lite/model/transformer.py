@@ -323,13 +323,13 @@ class EncoderClassifier(nn.Module):
         self.encoder = Encoder(c)
         self.drop = Dropout(c.dropout)
         init = nn.initializers.xavier_uniform()
-        self.output = nn.Dense(c.num_classes, use_bias=c.use_bias, dtype=jnp.float32, kernel_init=init)
+        self.classes = nn.Dense(c.num_classes, use_bias=c.use_bias, dtype=jnp.float32, kernel_init=init)
 
     def __call__(self, source_BS: jax.Array, **mode) -> jax.Array:
         """Logits (B, C), float32, for ids with 0 = padding; `mode` as in `EncoderDecoder`."""
         source = Places.of(source_BS)
         x_BSD = self.encoder(self.source_inputs(source_BS, source, **mode), source, **mode)
-        return self.output(self.drop(self._pool(x_BSD.astype(jnp.float32), source), **mode))
+        return self.classes(self.drop(self._pool(x_BSD.astype(jnp.float32), source), **mode))
 
     def _pool(self, x_BSD: jax.Array, source: Places) -> jax.Array:
         """One vector a text, (B, D): the first token's, or the mean over tokens that are not padding."""

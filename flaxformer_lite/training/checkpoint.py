@@ -7,6 +7,7 @@ before it is used.
 
 import contextlib
 import logging
+import math
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from jax.experimental import multihost_utils
 Tree = Any
 
 DAMAGED = ".damaged"
+HASHED_AT_ONCE = 2**16  # numbers
 
 
 @contextlib.contextmanager
@@ -35,29 +37,90 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+Place = tuple[tuple[int, int], ...]  # of a part of an array: where it begins and ends along each dimension
+
+
+def _place(index: tuple[slice, ...], shape: tuple[int, ...]) -> Place:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _parts(x: jax.Array | np.ndarray, *, firsts: bool = False) -> dict[Place, np.ndarray]:
+    """The parts of an array that this process holds, each once; `firsts`: of the copies of a part, only the first."""
+    if not isinstance(x, jax.Array):
+        return {_place((slice(None),) * x.ndim, x.shape): x}
+    shards = [shard for shard in x.addressable_shards if shard.replica_id == 0 or not firsts]
+    return {_place(shard.index, x.shape): np.asarray(shard.data) for shard in shards}
+
+
 def checksum(tree: Tree) -> int:
-    """CRC-32 of all arrays of `tree`, in order: what was read is what was written."""
-    total = 0
-    for x in jax.tree.leaves(tree):
-        shard = x.addressable_shards[0].data if isinstance(x, jax.Array) else x
-        total = zlib.crc32(np.ascontiguousarray(np.asarray(shard)), total)
-    return total
+    """32 bits of all arrays of `tree`, in order, however they are split over devices: what was read was written.
+
+    Each array's are a sum of hashes of its numbers and their places. Where no process holds all of an array, every
+    process has to ask at the same time.
+    """
+    arrays = jax.tree.leaves(tree)
+    held = [_parts(x) for x in arrays]
+    if shared := any(sum(part.size for part in parts.values()) < x.size for x, parts in zip(arrays, held, strict=True)):
+        held = [_parts(x, firsts=True) for x in arrays]
+    sums = [
+        sum(_hash(part, place, x.shape) for place, part in parts.items()) for x, parts in zip(arrays, held, strict=True)
+    ]
+    if shared:
+        sums = multihost_utils.process_allgather(np.array(sums, np.uint32)).sum(axis=0, dtype=np.uint64).tolist()
+    return zlib.crc32(np.array([number % 2**32 for number in sums], np.uint32))
+
+
+def _hash(part: np.ndarray, place: Place, shape: tuple[int, ...]) -> int:
+    """The sum of the hashes of the numbers of a part of an array of `shape`."""
+    if part.ndim > 1 and part.size > HASHED_AT_ONCE and len(part) > 1:  # in pieces that stay in a processor's cache
+        middle, ((begin, end), *rest) = len(part) // 2, place
+        halves = (part[:middle], (begin, begin + middle)), (part[middle:], (begin + middle, end))
+        return sum(_hash(half, (where, *rest), shape) for half, where in halves)
+    number = np.zeros([1] * part.ndim, np.uint32)  # of each element, in the order of the whole array
+    for axis, (begin, end) in enumerate(place):
+        along = np.arange(begin, end, dtype=np.uint32) * np.uint32(math.prod(shape[axis + 1 :]) % 2**32)
+        number = number + np.expand_dims(along, [other for other in range(part.ndim) if other != axis])
+    words = (
+        np.ascontiguousarray(part).view(f"u{min(4, part.itemsize)}").reshape(*part.shape, max(1, part.itemsize // 4))
+    )
+    mixed = (words ^ (number * np.uint32(0x9E3779B1))[..., None]) * np.uint32(0x85EBCA6B)
+    return int((mixed ^ (mixed >> np.uint32(15))).sum(dtype=np.uint64))
 
 
 def average(trees: Iterable[Tree]) -> Tree:
-    """The mean of each array over `trees`, in NumPy and of the array's own type; one tree at a time is in memory.
+    """The mean of each array over `trees`, of the array's own type and split as it is; one tree at a time is in memory.
 
-    It is added up in float64, so that the mean of equal arrays is that array. Section 6.1.
+    It is added up in NumPy in float64, so that the mean of equal arrays is that array. Section 6.1.
     """
     total, count = None, 0
     for tree in trees:
         count += 1
         if total is None:
-            types, total = jax.tree.map(lambda x: x.dtype, tree), jax.tree.map(lambda x: np.array(x, np.float64), tree)
+            like = jax.tree.map(_struct, tree)
+            total = [jax.tree.map(lambda part: np.array(part, np.float64), _parts(x)) for x in jax.tree.leaves(tree)]
         else:
-            jax.tree.map(lambda sum, x: np.add(sum, np.asarray(x), out=sum), total, tree)
+            _add(total, tree)
         del tree  # before the next one is read
-    return jax.tree.map(lambda sum, dtype: (sum / count).astype(dtype), total, types)
+    means = iter(total)
+
+    def mean(struct: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
+        parts = {place: (sums / count).astype(struct.dtype) for place, sums in next(means).items()}
+        if struct.sharding is None:
+            return next(iter(parts.values()))
+        callback = lambda index: parts[_place(index, struct.shape)]  # noqa: E731
+        return jax.make_array_from_callback(struct.shape, struct.sharding, callback)
+
+    return jax.tree.map(mean, like)
+
+
+def _add(total: list[dict[Place, np.ndarray]], tree: Tree) -> None:
+    for sums, x in zip(total, jax.tree.leaves(tree), strict=True):
+        for place, part in _parts(x).items():
+            sums[place] += part
+
+
+def _struct(x: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
 
 
 def is_due(step: int, *, num_steps: int, eval_every: int, checkpoint_every: int) -> bool:
@@ -155,7 +218,7 @@ class Checkpoints:
             return
         sums = {name: checksum(tree) for name, tree in parts.items()}
         items = {name: ocp.args.StandardSave(tree) for name, tree in parts.items()}
-        items["record"] = ocp.args.JsonSave({**record, "crc32": sums})
+        items["record"] = ocp.args.JsonSave({**record, "checksum": sums})
         with _quiet():
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
@@ -172,7 +235,7 @@ class Checkpoints:
                 read = self._manager.restore(step, args=ocp.args.Composite(**items))
             record, parts = read["record"], {name: read[name] for name in like}
             for name, tree in parts.items():
-                if record["crc32"][name] != checksum(tree):
+                if "checksum" in record and record["checksum"][name] != checksum(tree):  # once there was none
                     raise ValueError(f"the arrays of {name!r} are not the ones that were written")
         except Exception as error:  # whatever a damaged file makes a reader raise
             reason = str(error).strip().split(" See full TensorStore")[0].splitlines() or [type(error).__name__]
@@ -194,10 +257,7 @@ class Checkpoints:
             records.append(record)
             return parts
 
-        def put(x: np.ndarray, struct: jax.ShapeDtypeStruct) -> jax.Array:
-            return jax.make_array_from_callback(x.shape, struct.sharding, lambda index: x[index])
-
-        return jax.tree.map(put, average(read(step) for step in steps), like), records[-1]
+        return average(read(step) for step in steps), records[-1]
 
     def restore_newest(self, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]] | None:
         """The newest checkpoint that can be read, or None if there is none at all.

@@ -19,7 +19,7 @@ from flaxformer_lite.data import loader, pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.tokenizer import Tokenizer
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import checkpoint, metrics, optim, parallel, report, writers
+from flaxformer_lite.training import checkpoint, metrics, optim, parallel, report, sharding, writers
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
 
@@ -38,7 +38,7 @@ def fit(config: Config, workdir: Path) -> int:
       ValueError: the config, the data, the devices or the workdir do not fit together.
       Diverged: the loss or gradient is no longer finite; the checkpoints from before are kept.
     """
-    mesh = parallel.make_mesh(config.parallel.data)
+    mesh = parallel.make_mesh(config.parallel.data, config.parallel.fsdp, config.parallel.tensor)
     accumulate = config.optim.accumulate_steps
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     dataset = pipeline.open_dataset(config)
@@ -79,6 +79,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     options = {"seed": config.train.seed, "ema": config.train.ema_decay is not None}
     initial_state = functools.partial(step_lib.init_state, model, optimizer, **options)
     state_shapes = jax.eval_shape(initial_state)
+    sharding.check(state_shapes.params, mesh)
     compiled: dict[tuple[int, int], Future] = {}
 
     def start_compiling(shape: tuple[int, int]) -> Future:
@@ -92,14 +93,14 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     scores: dict[int, float] = {}  # of each evaluated step, higher is better
     kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best}
     checkpoints = checkpoint.Checkpoints(paths.checkpoints, scores=scores, due=trained.schedule(config), **kept)
-    restored = checkpoints.restore_newest(parallel.whole_on(mesh, _to_parts(state_shapes)))
+    restored = checkpoints.restore_newest(mode.held(_to_parts(state_shapes)))
     done = int(restored[1]["step"]) if restored else 0
     if restored:
         scores.update(_known_scores(restored[1], paths, config.train.best_metric))
     if same_result and _is_finished(paths, config, done, scores):
         checkpoints.close()
         return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths))
-    fresh = None if restored else Background().submit(jax.jit(initial_state))
+    fresh = None if restored else Background().submit(mode.make_state, initial_state)
     if done < config.train.num_steps and mode.compiles_ahead:
         for shape in pipeline.possible_shapes(config):
             start_compiling(shape)
@@ -108,7 +109,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
     if restored:
         _check_identity(restored[1], identity, paths)
-    state = mode.put_state(_from_parts(restored[0]) if restored else wait(fresh))
+    state = mode.put_state(_from_parts(restored[0])) if restored else wait(fresh)
 
     stop = StopTogether(interrupt, mesh)
     compile_with = lambda compile: wait(compiler.hurry(compiler.submit(compile)))  # noqa: E731
@@ -134,11 +135,11 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
 
     def save() -> None:
         known = {"label_names": data.label_names, "scores": {str(step): score for step, score in scores.items()}}
-        checkpoints.save(done, _to_parts(mode.replicated(state)), {"step": done, **identity, **known})
+        checkpoints.save(done, _to_parts(mode.over_mesh(state)), {"step": done, **identity, **known})
 
     def measure() -> None:
         """Evaluates the state on validation data, and notes how good it is."""
-        whole, count = mode.replicated(state.measured), config.train.decode_examples
+        whole, count = mode.over_mesh(state.measured), config.train.decode_examples
         measured = evaluator.measure(state.measured, whole, data.validation, decode=count)
         values = measured.values
         if chief and measured.samples:
@@ -190,7 +191,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         report.say(report.drawn(batches))
 
     # The result: the best parameters, or the average that was asked for, on the test split.
-    params, _, origin = trained.restore(checkpoints, parallel.whole_on(mesh, state_shapes.params), config)
+    params, _, origin = trained.restore(checkpoints, mode.held(state_shapes.params), config)
     checkpoints.close()
     test_part, test_split = dataset.part("test"), config.data.test_split
     test = wait(Background().submit(pipeline.read_split, test_part, test_split, data.tokenizer, config))

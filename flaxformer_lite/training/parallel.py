@@ -1,4 +1,4 @@
-"""Two ways to run one step on many devices: jit over a mesh, and pmap. Both keep the state whole on each device.
+"""Two ways to run one step on many devices: jit over a mesh, which may split the state too, and pmap, which does not.
 
 Either way a process passes its own rows of a batch (the processes' rows in order make the global batch), and the
 step is the same pure function: over a mesh it sees the global batch, under pmap a device's part, and sums over
@@ -6,6 +6,7 @@ step is the same pure function: over a mesh it sees the global batch, under pmap
 """
 
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-AXIS = "data"
+from flaxformer_lite.training import sharding
+from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
+
+AXIS = DATA
 
 Tree = Any
 
@@ -46,17 +50,26 @@ def _on_tpu_host() -> bool:
     return "tpu" in platforms and importlib.util.find_spec("libtpu") is not None
 
 
-def make_mesh(num_devices: int) -> Mesh:
-    """A mesh with one axis, `data`, over the first `num_devices` devices; -1: over all of them.
+def make_mesh(data: int, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    """A mesh of `data` x `fsdp` x `tensor` devices, the first that there are; -1, for one of the three: the rest.
 
     Raises:
       ValueError: there are fewer devices, or the processes of a run would not have equal parts.
     """
-    devices = jax.devices()
-    count = len(devices) if num_devices == -1 else num_devices
+    devices, sizes = jax.devices(), {DATA: data, FSDP: fsdp, TENSOR: tensor}
+    known = math.prod(size for size in sizes.values() if size != -1)
+    sizes = {axis: max(1, len(devices) // known) if size == -1 else size for axis, size in sizes.items()}
+    count = math.prod(sizes.values())
     if count > len(devices) or (jax.process_count() > 1 and count != len(devices)):
-        raise ValueError(f"config.parallel.data: {count} devices asked for, there are {len(devices)}; use -1 for all.")
-    return jax.make_mesh((count,), (AXIS,), devices=devices[:count], axis_types=(AxisType.Auto,))
+        asked = " x ".join(f"{size} {axis}" for axis, size in sizes.items() if size > 1 or axis == DATA)
+        what = f"{count} devices" if count == sizes[DATA] else f"{asked} = {count} devices"
+        raise ValueError(f"config.parallel.data: {what} asked for, there are {len(devices)}; use -1 for all.")
+    if sizes[TENSOR] > 1 and jax.local_device_count() % sizes[TENSOR]:
+        raise ValueError(
+            f"config.parallel.tensor: {sizes[TENSOR]} devices that work on the same rows belong to one process, and "
+            f"each has {jax.local_device_count()}; choose a divisor of that."
+        )
+    return jax.make_mesh(tuple(sizes.values()), AXES, devices=devices[:count], axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def widest_mesh(rows_multiple: int) -> Mesh:
@@ -64,69 +77,90 @@ def widest_mesh(rows_multiple: int) -> Mesh:
     return make_mesh(max(n for n in range(1, len(jax.devices()) + 1) if rows_multiple % n == 0))
 
 
+def row_shards(mesh: Mesh) -> int:
+    """How many parts the rows of a batch are split into over `mesh`."""
+    return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
 def check_rows(mesh: Mesh, *, rows_multiple: int, accumulate_steps: int) -> None:
     """Raises ValueError if the devices of `mesh` cannot share every (micro)batch evenly."""
-    if rows_multiple % (mesh.size * accumulate_steps):
+    parts = row_shards(mesh)
+    if rows_multiple % (parts * accumulate_steps):
         raise ValueError(
-            f"config.data.rows_multiple: {rows_multiple} rows cannot be split evenly over {mesh.size} devices and "
-            f"{accumulate_steps} microbatches; make it a multiple of {mesh.size * accumulate_steps}, "
-            "or use fewer devices (parallel.data)."
+            f"config.data.rows_multiple: {rows_multiple} rows cannot be split evenly over {parts} devices and "
+            f"{accumulate_steps} microbatches; make it a multiple of {parts * accumulate_steps}, "
+            "or use fewer devices (parallel.data, parallel.fsdp)."
         )
 
 
 def replicate(tree: Tree, mesh: Mesh) -> Tree:
     """`tree` of host arrays, equal in all processes, as global arrays that every device holds whole."""
-    whole = NamedSharding(mesh, PartitionSpec())
+    return _put(tree, jax.tree.map(lambda _: NamedSharding(mesh, WHOLE), tree))
 
-    def put(x: jax.Array | np.ndarray) -> jax.Array:
+
+def _put(tree: Tree, shardings: Tree) -> Tree:
+    """`tree` laid out as `shardings`; what already lies so stays where it is."""
+
+    def put(x: jax.Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
         x = np.asarray(x)
-        return jax.make_array_from_callback(x.shape, whole, lambda index: x[index])
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-    return jax.tree.map(put, tree)
+    return jax.tree.map(put, tree, shardings)
 
 
 def shard_rows(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """This process's rows of a batch as part of global arrays, split over the devices of `mesh`."""
-    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
-    return {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}
+    rows = NamedSharding(mesh, ROWS)
+    return {name: jax.make_array_from_process_local_data(rows, x) for name, x in batch.items()}
 
 
 def largest(number: int, mesh: Mesh) -> jax.Array:
     """The largest `number` of all processes, as an array that can be read later: nobody waits here."""
     mine = np.full((len(mesh.local_devices),), number, np.int32)
-    shards = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(AXIS)), mine)
-    return jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))(shards)
+    shards = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec(AXES)), mine)
+    return jax.jit(jnp.max, out_shardings=NamedSharding(mesh, WHOLE))(shards)
 
 
 class MeshMode:
-    """`jit` over the mesh: the compiler splits the global batch and adds what devices must exchange."""
+    """`jit` over the mesh: the compiler splits the global batch and the state, and adds what devices must exchange."""
 
     axis_name = None
     compiles_ahead = True
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        self.row_shards = mesh.size  # devices that share the rows which a step sees
+        self.row_shards = row_shards(mesh)  # parts of the rows which a step sees, each on devices of its own
 
     def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
         """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
-        rows = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        rows = NamedSharding(self.mesh, ROWS)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state)
-        jitted = jax.jit(step, donate_argnums=(0,) if donate else (), out_shardings=whole)
-        return jitted.lower(shapes, batch).compile()
+        out = sharding.of(jax.eval_shape(step, state, batch), self.mesh)
+        step = sharding.by_rows(step, self.mesh)
+        jitted = jax.jit(step, donate_argnums=(0,) if donate else (), out_shardings=out)
+        return jitted.lower(self.held(state), batch).compile()
+
+    def held(self, tree: Tree) -> Tree:
+        """Shapes and types of a state or a part of it, with how this mode holds it: what a checkpoint is read into."""
+        shardings = sharding.of(tree, self.mesh)
+        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
+
+    def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
+        """What `initial_state` returns, each device making its own part of it."""
+        return jax.jit(initial_state, out_shardings=sharding.of(jax.eval_shape(initial_state), self.mesh))()
 
     def put_state(self, state: Tree) -> Tree:
-        """Host or replicated arrays as this mode's state."""
-        return replicate(state, self.mesh)
+        """A state as `held`, or on the host, as this mode's state."""
+        return _put(state, sharding.of(state, self.mesh))
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """This process's rows as this mode's batch."""
         return shard_rows(batch, self.mesh)
 
-    def replicated(self, state: Tree) -> Tree:
-        """This mode's state as arrays that every device of the mesh holds whole."""
+    def over_mesh(self, state: Tree) -> Tree:
+        """This mode's state as global arrays: what is saved, and what texts are written with."""
         return state
 
     def read(self, sums: Tree) -> Tree:
@@ -166,6 +200,14 @@ class PmapMode:
         """pmap takes an explicit device list within one process only; over several it uses all."""
         return None if jax.process_count() > 1 else self._local
 
+    def held(self, tree: Tree) -> Tree:
+        """Shapes and types of a state or a part of it, whole on every device: what a checkpoint is read into."""
+        return whole_on(self.mesh, tree)
+
+    def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
+        """What `initial_state` returns, as one copy a device."""
+        return self.put_state(jax.jit(initial_state)())
+
     def put_state(self, state: Tree) -> Tree:
         """Host or replicated arrays as one copy a device, on a new leading axis."""
         count = len(self._local)
@@ -177,8 +219,8 @@ class PmapMode:
         parts = {name: x.reshape(len(self._local), -1, *x.shape[1:]) for name, x in batch.items()}
         return jax.device_put(parts, self._leading)
 
-    def replicated(self, state: Tree) -> Tree:
-        """The first copy of the state, as arrays that every device of the mesh holds whole."""
+    def over_mesh(self, state: Tree) -> Tree:
+        """The first copy of the state as global arrays that every device of the mesh holds whole."""
         return replicate(self.read(state), self.mesh)
 
     def read(self, sums: Tree) -> Tree:
@@ -191,10 +233,10 @@ MODES = {"mesh": MeshMode, "pmap": PmapMode}
 
 def decoding_shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
     """Of a batch to decode, split by rows over `mesh`, and of what comes out, whole everywhere."""
-    return NamedSharding(mesh, PartitionSpec(AXIS)), NamedSharding(mesh, PartitionSpec())
+    return NamedSharding(mesh, ROWS), NamedSharding(mesh, WHOLE)
 
 
 def whole_on(mesh: Mesh, tree: Tree) -> Tree:
     """Shapes and types of `tree`, to be held whole by every device of `mesh`: what a checkpoint is read into."""
-    whole = NamedSharding(mesh, PartitionSpec())
+    whole = NamedSharding(mesh, WHOLE)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), tree)

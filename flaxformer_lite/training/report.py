@@ -43,10 +43,18 @@ def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: dict) 
         f"{config.data.dataset}: {len(data.train.tokens):,} examples to train on{left_out(data.train)}, "
         f"{len(data.validation.tokens):,} to validate{left_out(data.validation)}; "
         f"vocabulary {config.model.vocab_size:,}; {sum(x.size for x in jax.tree.leaves(params)):,} parameters; "
-        f"{config.parallel.mode} over {mesh.size} x {mesh.devices.flat[0].device_kind}; "
+        f"{config.parallel.mode} over {over(mesh)}; "
         f"batches {shapes}, padding {padding}; {tokens}; {plan.steps_per_epoch} steps an epoch; "
         f"{work / 1e9:,.3g} GFLOPs a step of {rows}x{length}"
     )
+
+
+def over(mesh: jax.sharding.Mesh) -> str:
+    """'8 x cpu', or '2 data x 4 fsdp x cpu' where devices do not all do the same."""
+    sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
+    if sizes.keys() <= {"data"}:
+        return f"{mesh.size} x {mesh.devices.flat[0].device_kind}"
+    return " x ".join([f"{size} {axis}" for axis, size in sizes.items()] + [mesh.devices.flat[0].device_kind])
 
 
 def left_out(split: Split) -> str:

@@ -1,0 +1,258 @@
+"""A state that is split over a mesh of data, fsdp and tensor devices trains as a whole one does."""
+
+import dataclasses
+import functools
+import itertools
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from flaxformer_lite.config import CHOICES, Config, ModelConfig, OptimConfig
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.batching import BatchPlan
+from flaxformer_lite.data.loader import Batches, Tokens
+from flaxformer_lite.decoding.generate import Decoder
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import checkpoint, metrics, optim, parallel, sharding
+from flaxformer_lite.training import step as step_lib
+
+STEPS, HALF, ROWS, LENGTH = 20, 10, 16, 13
+MODEL = ModelConfig(
+    vocab_size=40, d_model=16, num_heads=8, d_ff=32, num_encoder_layers=1, num_decoder_layers=1, max_length=LENGTH
+)
+WHOLE = (1, 1, 1)
+MESHES = [(data, fsdp, 8 // data // fsdp) for data in (1, 2, 4, 8) for fsdp in (1, 2, 4, 8) if 8 % (data * fsdp) == 0]
+
+
+class Way(NamedTuple):
+    """One compiled step, the state before it, and how that is held."""
+
+    mode: parallel.MeshMode
+    run: object
+    state: step_lib.TrainState
+
+
+@functools.cache
+def way(sizes: tuple[int, int, int]) -> Way:
+    model, mode = transformer.build_model(MODEL), parallel.MeshMode(parallel.make_mesh(*sizes))
+    schedule = {"d_model": MODEL.d_model, "num_steps": STEPS}
+    optimizer = optim.make_optimizer(OptimConfig(schedule="linear", learning_rate=3e-3, warmup_steps=5), **schedule)
+    state = mode.make_state(functools.partial(step_lib.init_state, model, optimizer, seed=5, ema=True))
+    options = {"label_smoothing": 0.1, "microbatches": 2, "ema_decay": 0.9, "row_shards": mode.row_shards}
+    step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
+    struct = pipeline.batch_struct(Config(model=MODEL), ROWS, LENGTH)
+    return Way(mode, mode.compile(step, jax.eval_shape(lambda: state), struct, donate=False), state)
+
+
+@functools.cache
+def batches() -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(3)
+    source, target = ([rng.integers(4, 40, rng.integers(1, 12), dtype=np.int32) for _ in range(211)] for _ in range(2))
+    examples = Tokens(source, target)
+    plan = BatchPlan(*examples.lengths(), buckets=(LENGTH,), tokens_per_batch=LENGTH * ROWS, rows_multiple=ROWS)
+    every = Batches(examples, plan, num_steps=STEPS)
+    return [every[step] for step in range(STEPS)]
+
+
+def train(sizes: tuple, state: step_lib.TrainState, first: int, last: int) -> tuple[step_lib.TrainState, list[float]]:
+    mode, run, _ = way(sizes)
+    losses = []
+    for batch in batches()[first:last]:
+        state, sums = run(state, mode.put_batch(batch))
+        losses.append(metrics.divide(mode.read(sums))["loss"])
+    return state, losses
+
+
+@functools.cache
+def halves(sizes: tuple[int, int, int]) -> tuple[step_lib.TrainState, list[float], list[float]]:
+    """The state in the middle, and the losses before and after it."""
+    middle, before = train(sizes, way(sizes).state, 0, HALF)
+    return middle, before, train(sizes, middle, HALF, STEPS)[1]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Of each mesh a folder with a checkpoint of its state in the middle."""
+    root = tmp_path_factory.mktemp("saved")
+
+    @functools.cache
+    def save(sizes: tuple[int, int, int]):
+        folder = root / "x".join(map(str, sizes))
+        written = checkpoint.Checkpoints(folder)
+        written.save(HALF, {"state": halves(sizes)[0]}, {"step": HALF})
+        written.close()
+        return folder
+
+    return save
+
+
+def assert_goes_on(folder, sizes: tuple[int, int, int]) -> None:
+    """The checkpoint in `folder`, taken up on a mesh, has the losses of one device."""
+    read = checkpoint.Checkpoints(folder, read_only=True)
+    like = way(sizes).mode.held(jax.eval_shape(lambda: way(sizes).state))
+    restored, _ = read.restore_newest({"state": like})
+    read.close()
+    for x, struct in zip(jax.tree.leaves(restored), jax.tree.leaves(like), strict=True):
+        assert x.sharding.is_equivalent_to(struct.sharding, x.ndim)
+    np.testing.assert_allclose(train(sizes, restored["state"], HALF, STEPS)[1], halves(WHOLE)[2], rtol=1e-5)
+
+
+def assert_trains_as_one_device(sizes: tuple[int, int, int]) -> None:
+    middle, before, after = halves(sizes)
+    np.testing.assert_allclose(before + after, halves(WHOLE)[1] + halves(WHOLE)[2], rtol=1e-5)
+    assert {len(x.sharding.device_set) for x in jax.tree.leaves(middle)} == {8}
+    data, fsdp, tensor = sizes
+    kernel = ("decoder", "layers_0", "feed_forward", "inner", "kernel")
+    kernels = [
+        x for path, x in jax.tree_util.tree_leaves_with_path(middle) if sharding._name(path).endswith("/".join(kernel))
+    ]
+    assert len(kernels) == 4  # the parameter, its moving average and its two moments
+    assert {x.addressable_shards[0].data.shape for x in kernels} == {(16 // fsdp, 32 // tensor)}
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+def test_a_mesh_of_all_three_axes_trains_as_one_device_and_its_checkpoint_goes_on_elsewhere(saved):
+    assert_trains_as_one_device((2, 2, 2))
+    assert_goes_on(saved((2, 2, 2)), WHOLE)
+    assert_goes_on(saved(WHOLE), (2, 2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_every_mesh_of_eight_devices_trains_as_one_device(sizes):
+    assert_trains_as_one_device(sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quickly_compiled")
+def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(saved):
+    assert len(MESHES) == 10
+    for writer, reader in itertools.permutations([WHOLE, *MESHES], 2):
+        assert_goes_on(saved(writer), reader)
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize("beams", [1, 3])
+def test_texts_are_written_with_split_parameters_as_with_whole_ones(beams):
+    texts = {}
+    for sizes in (WHOLE, (2, 2, 2)):
+        mode, _, state = way(sizes)
+        config = dataclasses.replace(Config().decode, method="beam" if beams > 1 else "greedy", beam_size=max(beams, 1))
+        model = transformer.build_model(MODEL)
+        decoder = Decoder(model, config, rows=ROWS, sharding=parallel.decoding_shardings(mode.mesh))
+        texts[sizes] = [ids.tolist() for ids in decoder(mode.over_mesh(state.params), batches()[0]["source"][:, :5])]
+    assert texts[WHOLE] == texts[2, 2, 2]
+    assert len(set(map(tuple, texts[WHOLE]))) > 1
+
+
+# The rules.
+
+
+def models() -> list[ModelConfig]:
+    """Models that have every parameter that there is between them."""
+    made = []
+    for architecture, position in itertools.product(CHOICES["model.architecture"], CHOICES["model.position"]):
+        changes = {"architecture": architecture, "position": position, "num_classes": 5, "relative_values": True}
+        made += [{}, {"tie_embeddings": False, "output_bias": True, "activation": "swiglu", "norm_placement": "pre"}]
+        made[-2:] = [{**changes, **extra} for extra in made[-2:]]
+    made += [{"attention": "additive"}, {"decoder": "masked"}]
+    return [dataclasses.replace(MODEL, **changes) for changes in made]
+
+
+def test_every_parameter_of_every_model_has_one_rule_and_every_rule_is_needed():
+    used = set()
+    for config in models():
+        params = step_lib.param_shapes(transformer.build_model(config))
+        sharding.check(params, parallel.make_mesh(1))
+        names = [sharding._name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        used |= {rule for name in names for rule in sharding.rules_for(name)}
+    assert used == set(sharding.RULES)
+
+
+def test_no_rule_uses_an_axis_twice():
+    for axes in sharding.RULES.values():
+        named = [axis for axis in axes if axis]
+        assert len(named) == len(set(named)) and set(named) <= {"fsdp", "tensor"}
+
+
+@pytest.mark.parametrize("name", ["decoder/key/wernel", "keykernel", "encoder/output/kernels"])
+def test_a_parameter_without_a_rule_is_named(name):
+    tree = {name.partition("/")[0]: {name.partition("/")[2]: np.ones((2, 3))}}
+    with pytest.raises(ValueError, match=rf"expected one rule for the parameter {name.rstrip('/')}.*matches none"):
+        sharding.check(tree, parallel.make_mesh(1))
+
+
+def test_a_rule_for_another_number_of_dimensions_is_named():
+    with pytest.raises(ValueError, match="names 2 dimensions, and source_embedding/embedding has 1"):
+        sharding.check({"source_embedding": {"embedding": np.ones(3)}}, parallel.make_mesh(1))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "message"),
+    [
+        ((1, 8, 1), {"d_model": 20, "num_heads": 2}, "config.parallel.fsdp: 8 devices cannot share the parameter "),
+        ((1, 1, 4), {"d_model": 24, "num_heads": 6}, "config.parallel.tensor: 4 devices cannot share the parameter "),
+        ((1, 1, 8), {"num_kv_heads": 2}, "do not divide 2; choose a divisor"),
+        (
+            (2, 2, 2),
+            {"vocab_size": 41},
+            r"target_embedding/embedding of shape \(41, 16\) evenly: they do not divide 41",
+        ),
+    ],
+)
+def test_what_the_devices_cannot_share_evenly_is_named_before_anything_is_compiled(sizes, changes, message):
+    params = step_lib.param_shapes(transformer.build_model(dataclasses.replace(MODEL, **changes)))
+    with pytest.raises(ValueError, match=message):
+        sharding.check(params, parallel.make_mesh(*sizes))
+
+
+def test_what_is_no_parameter_lies_whole_everywhere():
+    mesh = parallel.make_mesh(2, 2, 2)
+    tree = {"step": np.ones(()), "key_data": np.ones(2), "mu": {"inner": {"kernel": np.ones((8, 8))}}}
+    specs = jax.tree.map(lambda s: s.spec, sharding.of(tree, mesh))
+    assert specs == {
+        "step": PartitionSpec(),
+        "key_data": PartitionSpec(),
+        "mu": {"inner": {"kernel": PartitionSpec("fsdp", "tensor")}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [((-1, 2, 2), (2, 2, 2)), ((1, -1, 2), (1, 4, 2)), ((2, 1, -1), (2, 1, 4)), ((3, 2, 1), (3, 2, 1))],
+)
+def test_the_rest_of_the_devices_goes_where_a_size_is_minus_one(sizes, shape):
+    assert tuple(parallel.make_mesh(*sizes).shape.values()) == shape
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_refused_with_its_sizes():
+    with pytest.raises(ValueError, match="4 data x 2 fsdp x 2 tensor = 16 devices asked for, there are 8"):
+        parallel.make_mesh(4, 2, 2)
+
+
+def test_devices_of_a_layer_belong_to_one_process(monkeypatch):
+    monkeypatch.setattr(jax, "local_device_count", lambda: 4)
+    with pytest.raises(ValueError, match=r"config\.parallel\.tensor: 8 devices .* each has 4; choose a divisor"):
+        parallel.make_mesh(1, 1, 8)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_rows_are_shared_by_the_devices_of_two_axes(microbatches):
+    mesh = parallel.make_mesh(2, 2, 2)
+    parallel.check_rows(mesh, rows_multiple=4 * microbatches, accumulate_steps=microbatches)
+    with pytest.raises(ValueError, match=rf"over 4 devices .* make it a multiple of {4 * microbatches}"):
+        parallel.check_rows(mesh, rows_multiple=6, accumulate_steps=microbatches)
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+def test_the_fsdp_axis_sends_parameters_and_the_data_axis_does_not():
+    collectives = {sizes: way(sizes).run.as_text() for sizes in ((2, 2, 2),)}
+    assert re.search("all-gather", collectives[2, 2, 2])
+    state = way((2, 2, 2)).state
+    assert jnp.shape(state.step) == ()
