@@ -271,8 +271,10 @@ ONE_PROCESS = {
     "mesh of 8": {"parallel.data": 8},
     "pmap over 8": {"parallel.data": 8, "parallel.mode": "pmap"},
 }
+SPLIT = "split over 2 x 4"  # so that no process holds the whole state
 TWO_PROCESSES = {
     "mesh of 2 x 4": {"parallel.data": 8},
+    SPLIT: {"parallel.data": 1, "parallel.fsdp": 4, "parallel.tensor": 2},
     "pmap over 2 x 4": {"parallel.data": 8, "parallel.mode": "pmap"},
 }
 EVERY_WAY = {**ONE_PROCESS, **TWO_PROCESSES}
@@ -282,8 +284,13 @@ TAKEN_UP = [
     ("pmap over 2 x 4", "mesh of 8"),
     ("pmap over 8", "mesh of 2 x 4"),
     ("one device", "pmap over 8"),
+    ("pmap over 2 x 4", SPLIT),
+    (SPLIT, "mesh of 8"),
 ]
-OTHER_PAIRS = [(a, b) for a in EVERY_WAY for b in EVERY_WAY if a != b and (a, b) not in TAKEN_UP]
+# What is split goes on in every other way in test_sharding.py.
+OTHER_PAIRS = [
+    (a, b) for a in EVERY_WAY for b in EVERY_WAY if a != b and (a, b) not in TAKEN_UP and SPLIT not in (a, b)
+]
 
 
 def half_of(workdir: Path, target: Path) -> Path:

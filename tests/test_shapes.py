@@ -275,11 +275,11 @@ def test_a_text_is_classified_by_the_mean_of_its_vectors_or_by_its_first(pooling
     vectors = np.asarray(jit(lambda ids: model.apply(variables, ids, method=encode))(SOURCE), np.float64)
     pools = {"first": vectors[:, 0], "mean": np.stack([vectors[0, :6].mean(axis=0), vectors[1, :3].mean(axis=0)])}
     assert np.abs(pools["first"] - pools["mean"]).max() > 0.1
-    output = variables["params"]["output"]
+    classes = variables["params"]["classes"]
     logits = apply(variables, SOURCE)
     assert logits.shape == (2, 3) and logits.dtype == jnp.float32
-    expected = pools[pooling] @ np.asarray(output["kernel"]) + np.asarray(output.get("bias", 0))
-    assert ("bias" in output) == use_bias
+    expected = pools[pooling] @ np.asarray(classes["kernel"]) + np.asarray(classes.get("bias", 0))
+    assert ("bias" in classes) == use_bias
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
