@@ -217,7 +217,7 @@ def free_port() -> int:
 
 def two_processes(*arguments: Sequence[str], script: Sequence[str], **options) -> list[subprocess.Popen]:
     """Two processes of four devices each that find each other on loopback, running `script` and the arguments."""
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    env = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")}
     port = free_port()
     return [
         subprocess.Popen(

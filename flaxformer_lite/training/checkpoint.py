@@ -63,11 +63,12 @@ def checksum(tree: Tree) -> int:
     if shared := any(sum(part.size for part in parts.values()) < x.size for x, parts in zip(arrays, held, strict=True)):
         held = [_parts(x, firsts=True) for x in arrays]
     sums = [
-        sum(_hash(part, place, x.shape) for place, part in parts.items()) for x, parts in zip(arrays, held, strict=True)
+        sum(_hash(part, place, x.shape) for place, part in parts.items()) % 2**32
+        for x, parts in zip(arrays, held, strict=True)
     ]
     if shared:
-        sums = multihost_utils.process_allgather(np.array(sums, np.uint32)).sum(axis=0, dtype=np.uint64).tolist()
-    return zlib.crc32(np.array([number % 2**32 for number in sums], np.uint32))
+        sums = multihost_utils.process_allgather(np.array(sums, np.uint32)).sum(axis=0, dtype=np.uint64) % 2**32
+    return zlib.crc32(np.array(sums, np.uint32))
 
 
 def _hash(part: np.ndarray, place: Place, shape: tuple[int, ...]) -> int:
@@ -213,7 +214,7 @@ class Checkpoints:
         return sorted(steps)
 
     def save(self, step: int, parts: dict[str, Tree], record: dict[str, Any]) -> None:
-        """Starts writing `parts` (arrays whole on each device) and `record` (JSON); a step is written once."""
+        """Starts writing `parts`, held in any way, and `record` (JSON); a step is written once."""
         if step in self._manager.all_steps():
             return
         sums = {name: checksum(tree) for name, tree in parts.items()}
