@@ -1,5 +1,6 @@
 """`python -m flaxformer_lite COMMAND --workdir=W ...`, also installed as `flaxformer-lite`."""
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from flaxformer_lite.command_line import complain, exit_now, fail
 USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tells more)
 
   train      train a config, or go on with the run in a workdir
+  plan       tell what training a config would take of devices that are not here
   evaluate   measure the best model of a run on a split
   score      compare files of translations with references
   translate  translate lines of text
@@ -18,7 +20,7 @@ USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tel
   generate   let a language model write
   plot       draw attention, positions, the learning rate, or the metrics of runs
 
-All but train, score, plot schedule and plot metrics use the best model of the run."""
+All but train, plan, score, plot schedule and plot metrics use the best model of the run."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -39,6 +41,25 @@ def train(arguments: Sequence[str]) -> int:
     except loop.Diverged as error:
         complain(str(error))
         return 1
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """Prints what a step takes of each device, for every shape of batch."""
+    request = commands.parse_plan(arguments)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported, which then makes so many devices
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={request.devices}"
+    )
+    from flaxformer_lite import runtime
+
+    runtime.start()
+    from flaxformer_lite.training import parallel, plan
+
+    sizes = request.config.parallel
+    mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor)
+    plans = plan.plan(request.config, mesh)
+    print(plan.table(plans, mesh, request.accelerator, request.utilization))
+    return 0
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -155,6 +176,7 @@ def plot(arguments: Sequence[str]) -> int:
 
 COMMANDS = {
     "train": train,
+    "plan": plan,
     "evaluate": evaluate,
     "score": score,
     "translate": translate,

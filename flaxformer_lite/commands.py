@@ -1,6 +1,6 @@
 """What each command may be asked to do: its flags in, a typed request out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data.line_windows import WINDOW
 from flaxformer_lite.line_job import LineJob
+from flaxformer_lite.training.accelerators import ACCELERATORS
 
 
 class TrainRequest(NamedTuple):
@@ -20,6 +21,15 @@ class TrainRequest(NamedTuple):
     workdir: Path | None  # None: none was named
     new_workdir: Path  # the folder for a run without a name
     processes: tuple[str | None, int | None, int | None]  # coordinator address, number of processes, own number
+
+
+class PlanRequest(NamedTuple):
+    """What `plan` was asked to do."""
+
+    config: config_lib.Config
+    devices: int
+    accelerator: str
+    utilization: float
 
 
 class EvaluateRequest(NamedTuple):
@@ -106,16 +116,8 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
         flags.DEFINE_integer("num_processes", None, "processes of this run", flag_values=values)
         flags.DEFINE_integer("process_id", None, "number of this process, from 0", flag_values=values)
 
-    overrides, others = command_line.split_overrides(arguments)
     usage = "usage: train [--config=X] [--workdir=W] [--config.section.field=value ...]"
-    values = command_line.parse(others, define, usage=usage)
-    name = "default"
-    if values.config is None and values.workdir and (Path(values.workdir) / "config.json").exists():
-        user_config = config_lib.to_config_dict(workdir_lib.read_config(Path(values.workdir)))
-    else:
-        file = command_line.find_config(values.config or name)
-        name, user_config = file.stem, command_line.load_config(file)
-    config = config_lib.resolve(command_line.override(user_config, overrides))
+    values, config, name = _parse_config(arguments, define, usage)
     workdir = Path(values.workdir) if values.workdir else None
     return TrainRequest(
         config,
@@ -123,6 +125,43 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
         workdir_lib.new_path(name),
         (values.coordinator_address, values.num_processes, values.process_id),
     )
+
+
+def parse_plan(arguments: Sequence[str]) -> PlanRequest:
+    """Flags of `plan`: a config as `train` takes it, and what it is planned for.
+
+    Raises:
+      ValueError: as `parse_train`.
+    """
+
+    def define(values: flags.FlagValues) -> None:
+        flags.DEFINE_string("config", None, "a config file, or the name of a shipped one", flag_values=values)
+        flags.DEFINE_string("workdir", None, "a run, whose config is planned", flag_values=values)
+        flags.DEFINE_integer("devices", 8, "how many there would be", lower_bound=1, flag_values=values)
+        flags.DEFINE_enum("accelerator", "h100", sorted(ACCELERATORS), "what each would be", flag_values=values)
+        share = "the share of an accelerator's peak that its matrix products are assumed to reach"
+        flags.DEFINE_float("utilization", 0.4, share, lower_bound=0.01, upper_bound=1, flag_values=values)
+
+    usage = (
+        "usage: plan [--config=X | --workdir=W] [--devices=8] [--accelerator=h100] [--config.section.field=value ...]"
+    )
+    values, config, _ = _parse_config(arguments, define, usage)
+    return PlanRequest(config, values.devices, values.accelerator, values.utilization)
+
+
+def _parse_config(
+    arguments: Sequence[str], define: Callable[[flags.FlagValues], None], usage: str
+) -> tuple[flags.FlagValues, config_lib.Config, str]:
+    """The flags, the config that they name with its overrides, and the name of its file."""
+    overrides, others = command_line.split_overrides(arguments)
+    values = command_line.parse(others, define, usage=usage)
+    name = "default"
+    if values.config is None and values.workdir and (Path(values.workdir) / "config.json").exists():
+        user_config = config_lib.to_config_dict(workdir_lib.read_config(Path(values.workdir)))
+    else:
+        file = command_line.find_config(values.config or name)
+        name, user_config = file.stem, command_line.load_config(file)
+    return values, config_lib.resolve(command_line.override(user_config, overrides)), name
 
 
 def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:

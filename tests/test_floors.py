@@ -58,6 +58,8 @@ FLOORS = {
     "training.masking": 0,
     "training.metrics": 0,
     "training.writers": 0,
+    "training.accelerators": 0,
+    "training.plan": 9,
     "training.sharding": 7,
     "training.parallel": 8,
     "training.checkpoint": 0,

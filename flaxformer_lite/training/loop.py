@@ -70,14 +70,9 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     config = with_vocabulary(config, config.data.vocab_size)
     model = transformer.build_model(config.model)
     schedule = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
-    optimizer = optim.make_optimizer(config.optim, **schedule)
     rates = jax.device_get(optim.learning_rate(np.arange(1, config.train.num_steps + 1), config.optim, **schedule))
     mode = parallel.MODES[config.parallel.mode](mesh)
-    options = {"label_smoothing": config.train.label_smoothing, "microbatches": config.optim.accumulate_steps}
-    options |= {"axis_name": mode.axis_name, "row_shards": mode.row_shards, "ema_decay": config.train.ema_decay}
-    train_step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
-    options = {"seed": config.train.seed, "ema": config.train.ema_decay is not None}
-    initial_state = functools.partial(step_lib.init_state, model, optimizer, **options)
+    train_step, initial_state = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
     state_shapes = jax.eval_shape(initial_state)
     sharding.check(state_shapes.params, mesh)
     compiled: dict[tuple[int, int], Future] = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.model.layers import Residual
@@ -92,18 +93,26 @@ def check(params: Tree, mesh: Mesh) -> None:
 
 
 def by_rows(step: Callable, mesh: Mesh) -> Callable:
-    """`step`, with what its layers hand on split by rows: else the compiler may split it as the weights that it meets.
+    """`step`, with what its layers hand on split by rows.
 
-    Then it would send activations where it should send weights, which are fewer.
+    Else the compiler may split it as the weights that it meets, and sends activations where it should send weights,
+    which are fewer. A table of vectors, which are looked up, not multiplied, is sent whole for the same reason.
     """
     if mesh.size == mesh.shape[DATA]:  # nothing else is split
         return step
     rows = NamedSharding(mesh, ROWS)
 
     def keep_rows(method: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
+        module = context.module
+        if context.method_name != "__call__":
+            return method(*args, **kwargs)
+        if isinstance(module, nn.Embed):
+            axes = RULES[rules_for("/".join([*module.path, "embedding"]))[0]]
+            sent = NamedSharding(mesh, PartitionSpec(*(None if axis == FSDP else axis for axis in axes)))
+            table = jax.lax.with_sharding_constraint(module.embedding, sent)
+            return jnp.take(table.astype(module.dtype or table.dtype), *args, axis=0)
         out = method(*args, **kwargs)
-        hands_on = isinstance(context.module, Inputs | Residual) and context.method_name == "__call__"
-        return jax.lax.with_sharding_constraint(out, rows) if hands_on else out
+        return jax.lax.with_sharding_constraint(out, rows) if isinstance(module, Inputs | Residual) else out
 
     def split(*arguments: Tree) -> Tree:
         with nn.intercept_methods(keep_rows):

@@ -13,14 +13,18 @@ A masked decoder (`model.decoder`) learns to predict the tokens of the target th
 `loss` and `accuracy` are of those tokens alone, given the others, and so no match for those of a causal decoder.
 """
 
+import functools
+from collections.abc import Callable
+
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
+from flaxformer_lite.config import Config
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import losses, masking, metrics
+from flaxformer_lite.training import losses, masking, metrics, optim
 
 PAD, BOS = 0, 1
 MASKING = 1  # which of the step's random numbers say what is masked; dropout takes others
@@ -63,6 +67,18 @@ def init_state(
     average = jax.tree.map(jnp.copy, params) if ema else None  # memory of its own: steps give theirs away
     key_data = jax.random.key_data(dropout_key)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key_data, average)
+
+
+def of_config(
+    config: Config, *, axis_name: str | None = None, row_shards: int = 1
+) -> tuple[Callable[[TrainState, Batch], tuple[TrainState, metrics.Sums]], Callable[[], TrainState]]:
+    """`train_step` of a run, whose model knows its vocabulary, and what makes the state before the first."""
+    train, model = config.train, transformer.build_model(config.model)
+    optimizer = optim.make_optimizer(config.optim, d_model=config.model.d_model, num_steps=train.num_steps)
+    options = {"label_smoothing": train.label_smoothing, "microbatches": config.optim.accumulate_steps}
+    options |= {"axis_name": axis_name, "row_shards": row_shards, "ema_decay": train.ema_decay}
+    step = functools.partial(train_step, model=model, optimizer=optimizer, **options)
+    return step, functools.partial(init_state, model, optimizer, seed=train.seed, ema=train.ema_decay is not None)
 
 
 def param_shapes(model: nn.Module) -> dict:
