@@ -216,7 +216,10 @@ def test_the_rooms_of_a_cache_grow_by_the_same_factor_up_to_the_whole_length():
     assert rooms(1009) == [32, 128, 512, 1009]
 
 
-@pytest.mark.parametrize(("architecture", "method"), [("encoder_decoder", "beam"), ("decoder_lm", "greedy")])
+GROWING = [pytest.param("encoder_decoder", "beam", marks=pytest.mark.slow), ("decoder_lm", "greedy")]
+
+
+@pytest.mark.parametrize(("architecture", "method"), GROWING)
 def test_texts_do_not_depend_on_how_often_the_cache_grows(architecture, method, monkeypatch):
     config = dataclasses.replace(CONFIG, architecture=architecture, num_decoder_layers=1, attention_window=4)
     model = build_model(config)

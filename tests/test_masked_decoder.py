@@ -215,6 +215,7 @@ def assert_same_step(actual, expected):
             np.testing.assert_allclose(moved[0][name], leaf, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_microbatches_eight_devices_and_pmap_make_the_step_of_the_whole_batch_on_one_device():
     """Without dropout, so that what is masked is all that is drawn."""
     state = state_of()
@@ -343,6 +344,7 @@ def test_what_mask_predict_cannot_do_is_refused():
 # All of it.
 
 
+@pytest.mark.slow
 def test_texts_that_were_learned_by_heart_are_written_without_a_mistake():
     """Each target is its source backwards."""
     model = build_model(dataclasses.replace(CONFIG, d_model=34, d_ff=61))

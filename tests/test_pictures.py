@@ -113,6 +113,7 @@ def test_a_translation_is_drawn_with_the_source_that_it_reads_and_the_tokens_tha
     assert_nothing_is_read_ahead(decoder)
 
 
+@pytest.mark.slow
 def test_a_masked_decoder_is_drawn_reading_all_that_it_writes_after_a_symbol_in_front_of_the_source():
     run = run_of("encoder_decoder", MASK_PREDICT, decoder="masked", position="t5_bias")
     (source,) = Letters.encode([TEXT])
