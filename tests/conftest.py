@@ -12,11 +12,8 @@ from pathlib import Path
 
 import pytest
 
-# Tests compile many small programs and run each a few times: without an emitter of their own for fusions they take
-# two thirds of the time. What is set already stays.
-for flag in ("--xla_force_host_platform_device_count=8", "--xla_cpu_use_fusion_emitters=false"):
-    if flag.partition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 _FOLDER = tempfile.mkdtemp(prefix="flaxformer_lite_tests_")

@@ -231,8 +231,7 @@ def test_a_sentence_gets_the_same_beams_whatever_shares_its_batch():
     few_at_once = n_best(SOURCES, 3, rows=2)
     for row, other in zip(all_at_once, few_at_once, strict=True):
         assert [ids for ids, _ in row] == [ids for ids, _ in other]
-        # Logits of these parameters are large, and other shapes add their terms in another order.
-        np.testing.assert_allclose([s for _, s in row], [s for _, s in other], rtol=1e-4)
+        np.testing.assert_allclose([s for _, s in row], [s for _, s in other], atol=1e-4)
     assert decoded(SOURCES) == decoded(SOURCES, rows=2) == [row[0][0] for row in all_at_once]
     assert all_at_once[3] == [([], 0.0)]
 

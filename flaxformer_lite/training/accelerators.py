@@ -1,19 +1,19 @@
-"""Accelerators by name, and what their makers say of them: for predictions."""
+"""Accelerators by name, and what is said of each: for predictions."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """What its maker says of one chip."""
+    """One chip."""
 
     flops: float  # multiply-adds count as two; of dense bfloat16 matrices, a second
     memory: float  # bytes
     link: float  # bytes a second that it sends to others of its kind, over all of its links
 
 
-# NVIDIA's data sheets of the SXM modules (half of NVLink's total, which counts both directions), and Google's pages on
-# the system architecture of each TPU (inter-chip interconnect, one direction).
+# TPU v5e, v5p and v6e: Google's pages docs.cloud.google.com/tpu/docs/v5e, v5p-training and v6e (half of a bidirectional
+# bandwidth). The others are figures in general circulation, not read off their makers' sheets: check before relying.
 ACCELERATORS = {
     "a100": Accelerator(312e12, 80e9, 300e9),
     "h100": Accelerator(989e12, 80e9, 450e9),
@@ -21,5 +21,5 @@ ACCELERATORS = {
     "tpu-v4": Accelerator(275e12, 32e9, 300e9),
     "tpu-v5e": Accelerator(197e12, 16e9, 200e9),
     "tpu-v5p": Accelerator(459e12, 95e9, 600e9),
-    "tpu-v6e": Accelerator(918e12, 32e9, 448e9),
+    "tpu-v6e": Accelerator(918e12, 32e9, 400e9),
 }
