@@ -490,6 +490,7 @@ def test_another_process_draws_the_same_bytes_into_the_workdir(finished_classifi
     ]
 
 
+@pytest.mark.slow
 def test_positions_the_schedule_and_metrics_are_drawn(finished_language_model, finished_classifier, command, tmp_path):
     workdir = f"--workdir={finished_language_model}"
     pictures = {
@@ -523,7 +524,7 @@ def batch_for(architecture: str) -> dict[str, np.ndarray]:
 
 def is_slow(architecture, position):
     """All schemes are tried in one shape at every turn, and in the others by CI."""
-    return architecture != "encoder_decoder" and position != "rotary"
+    return architecture != "decoder_lm" and position != "rotary"
 
 
 @pytest.mark.usefixtures("quickly_compiled")

@@ -162,15 +162,15 @@ def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped
         }
 
 
-# Packed pairs in microbatches, until evaluations get no better: a rate that only rises sees to that soon.
+# Packed pairs in microbatches, until evaluations get no better: so few are soon known by heart.
 RECIPE = {
     **runs.TINY,
     "data.packing": True,
-    "data.train_split": "train[:1000]",
+    "data.train_split": "train[:60]",
+    "data.vocab_size": 400,
     "data.buckets": "(64,)",
     "optim.accumulate_steps": 2,
-    "optim.learning_rate": 4.0,
-    "optim.warmup_steps": 400,
+    "optim.learning_rate": 3e-2,
     "train.num_steps": 400,
     "train.eval_every": 8,
     "train.checkpoint_every": 3,
@@ -197,8 +197,8 @@ def test_packing_accumulation_and_an_early_stop_change_nothing_of_that(devices, 
     assert 13 <= runs.last_step(tmp_path / "parts") < end < 400
     assert runs.fit(tmp_path / "parts", {**RECIPE, "parallel.data": devices}) == 0
     assert list(runs.losses(tmp_path / "parts")) == list(whole) == list(range(1, end + 1))
-    if devices > 1:  # rounding grows where the rate is so high
-        assert runs.losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-2)
+    if devices > 1:
+        assert runs.losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-4)
         return
     assert runs.losses(tmp_path / "parts") == whole
     runs.assert_same_arrays(*(runs.checkpoint_arrays(tmp_path / name, end) for name in ("parts", "whole")))
@@ -280,6 +280,7 @@ def test_raising_the_number_of_steps_goes_on(finished_run, tmp_path):
     assert after.count('"test"') == 2
 
 
+@pytest.mark.slow
 def test_training_stops_early_when_patience_ends_and_stays_stopped(tmp_path):
     """A rate that is raised for ever makes the loss worse after a while."""
     changes = {
@@ -436,6 +437,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_everything_saved(tmp_p
     assert 3 <= step < 100
 
 
+@pytest.mark.slow
 def test_a_run_on_text_of_ones_own_goes_on_until_a_file_changes_which_is_then_named(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     phrases = cldr.phrases("en", "de", per_kind=40)
