@@ -41,6 +41,7 @@ class ModelConfig:
     num_classes: int | None = None  # 'encoder_classifier': None: as many as the dataset has (Devlin 2019, section 3)
     dropout: float = 0.1  # on embeddings and on each sublayer's output; section 5.4
     attention_dropout: float = 0.0  # on attention weights (Devlin 2019, appendix A.2); section 5.4 names none
+    remat: str = "none"  # what a layer computes again in the backward pass, not kept (Chen 2016); model/layers.py
     dtype: str = "float32"  # of activations, or 'bfloat16' (Kalamkar 2019); parameters, softmax, loss stay float32
 
 
@@ -161,6 +162,7 @@ CHOICES = {
     "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "swiglu"),
     "model.pooling": ("mean", "first"),
     "model.norm_placement": ("post", "pre"),
+    "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
     "data.tokenizer": ("unigram", "bpe"),
     "data.faults": ("refuse", "drop"),
@@ -206,7 +208,8 @@ READ_IF = {
 }
 
 # What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for
-# rounding under another model.backend, and for the 'linear' schedule, which ends at a new train.num_steps.
+# rounding under another model.backend or model.remat, and for the 'linear' schedule, which ends at a new
+# train.num_steps.
 RESUMED = "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience".split()
 RESUMED += ["decode_examples"]
-MAY_DIFFER_ON_RESUME = ("parallel.", "decode.", "model.backend", *(f"train.{name}" for name in RESUMED))
+MAY_DIFFER_ON_RESUME = ("parallel.", "decode.", "model.backend", "model.remat", *(f"train.{name}" for name in RESUMED))

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,6 +19,11 @@ ACTIVATIONS = {
     "gelu_tanh": functools.partial(nn.gelu, approximate=True),  # its approximation by a tanh, as GPT-2 has it
     "silu": nn.silu,
 }
+# What the backward pass finds of a layer besides its input, by `remat`; the rest it computes again.
+KEPT = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters, not with each other
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 GATES = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
 
 
@@ -26,6 +32,14 @@ def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
     if config.norm == "rms_norm":
         return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
     return nn.LayerNorm(epsilon=config.norm_epsilon, dtype=config.dtype, use_bias=config.use_bias, name=name)
+
+
+def run(layer: nn.Module, x_BTD: jax.Array, *rest: Any, **mode) -> jax.Array:
+    """`layer(x_BTD, *rest, **mode)`, in training with as much memory as the layer's `remat` allows. Chen 2016, 4."""
+    remat = layer.config.remat
+    if remat == "none":
+        return layer(x_BTD, *rest, **mode)
+    return nn.remat(lambda layer, x_BTD: layer(x_BTD, *rest, **mode), policy=KEPT[remat])(layer, x_BTD)
 
 
 class FeedForward(nn.Module):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flaxformer_lite.config import ModelConfig, check_model
 from flaxformer_lite.model.attention import DecoderCache, KVCache
 from flaxformer_lite.model.dropout import Dropout
-from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, make_norm
+from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, make_norm, run
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import PositionBias, PositionVectors
 
@@ -100,7 +100,7 @@ class Encoder(nn.Module):
         """(B, S, D) to (B, S, D); `places`: where its tokens stand."""
         pattern, bias = Pattern(places, places, window=self.config.attention_window), self.position_bias()
         for layer in self.layers:
-            x_BSD = layer(x_BSD, pattern, bias, **mode)
+            x_BSD = run(layer, x_BSD, pattern, bias, **mode)
         return self.final_norm(x_BSD) if self.config.norm_placement == "pre" else x_BSD
 
 
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         cross = Pattern(places, memory_places) if self.has_encoder else None
         bias, memories = self.position_bias(), memory if isinstance(memory, tuple) else (memory,) * len(self.layers)
         for layer, memory in zip(self.layers, memories, strict=True):
-            x_BTD = layer(x_BTD, pattern, bias, memory, cross, **mode)
+            x_BTD = run(layer, x_BTD, pattern, bias, memory, cross, **mode)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
     def start_cache(self, batch_size: int, max_length: int, beam_size: int) -> tuple[KVCache, ...]:

@@ -20,6 +20,9 @@ from flaxformer_lite.training import sharding
 from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
 
 AXIS = DATA
+# For XLA, by platform. On a CPU it would take away the barriers that keep what is computed again in the backward pass
+# apart from the first time, find both alike, and keep the first: with model.remat='full' four times the memory.
+COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
 
 Tree = Any
 
@@ -123,6 +126,11 @@ def largest(number: int, mesh: Mesh) -> jax.Array:
     return jax.jit(jnp.max, out_shardings=NamedSharding(mesh, WHOLE))(shards)
 
 
+def compiler_options() -> dict[str, str]:
+    """What XLA is told when it compiles a step for the devices that there are."""
+    return COMPILER_OPTIONS.get(jax.default_backend(), {})
+
+
 class MeshMode:
     """`jit` over the mesh: the compiler splits the global batch and the state, and adds what devices must exchange."""
 
@@ -140,7 +148,7 @@ class MeshMode:
         out = sharding.of(jax.eval_shape(step, state, batch), self.mesh)
         step = sharding.by_rows(step, self.mesh)
         jitted = jax.jit(step, donate_argnums=(0,) if donate else (), out_shardings=out)
-        return jitted.lower(self.held(state), batch).compile()
+        return jitted.lower(self.held(state), batch).compile(compiler_options=compiler_options())
 
     def held(self, tree: Tree) -> Tree:
         """Shapes and types of a state or a part of it, with how this mode holds it: what a checkpoint is read into."""
@@ -187,7 +195,7 @@ class PmapMode:
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
         arguments = jax.tree.map(self._a_device_each, (state, device_batch))
         if self.compiles_ahead:
-            return mapped.lower(*arguments).compile()
+            return mapped.lower(*arguments).compile(compiler_options=compiler_options())
         # Over several processes pmap compiles in its first call only, which all of them must make at the same time.
         zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), self._leading), arguments)
         jax.block_until_ready(mapped(*zeros))

@@ -1,0 +1,67 @@
+"""What is computed again in the backward pass: the same step with less memory."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from flaxformer_lite.config import CHOICES, Config, ModelConfig
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import parallel
+from flaxformer_lite.training import step as step_lib
+
+V, ROWS, LENGTH, CLASSES = 37, 5, 11, 3
+MODEL = ModelConfig(vocab_size=V, d_model=22, num_heads=2, d_ff=29, num_encoder_layers=1, num_decoder_layers=1)
+MODEL = dataclasses.replace(MODEL, num_classes=CLASSES, dropout=0.3, max_length=LENGTH)
+# In every shape, and with every way in which positions reach a layer from outside it.
+CASES = [("dots", dict(architecture=architecture)) for architecture in CHOICES["model.architecture"]]
+CASES += [("full", dict(position="t5_bias")), ("full", dict(position="relative", relative_values=True))]
+CASES += [("full", dict(decoder="masked"))]
+
+
+def batch() -> dict[str, jax.Array]:
+    rng = np.random.default_rng(3)
+    source, target = (rng.integers(4, V, (ROWS, LENGTH), dtype=np.int32) for _ in range(2))
+    source[1, 7:], target[2, 4:] = 0, 0
+    arrays = {"source": source, "target": target, "label": rng.integers(0, CLASSES, ROWS), "row": np.arange(ROWS)}
+    return jax.tree.map(jnp.asarray, arrays)
+
+
+def gradients(config: ModelConfig):
+    """Those of a step, with dropout, and the metrics' sums."""
+    model, key = transformer.build_model(config), jax.random.key(1)
+    params = jax.jit(lambda: step_lib.init_state(model, optax.identity(), seed=0).params)()
+    names = set(pipeline.batch_struct(Config(model=config), ROWS, LENGTH))
+    read = {name: x for name, x in batch().items() if name in names}
+    return jax.jit(functools.partial(step_lib.gradient_sums, model=model, dropout_key=key))(params, read)
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize(("remat", "changes"), CASES, ids=str)
+def test_gradients_and_dropout_are_those_without_it(remat, changes):
+    plain, again = (gradients(dataclasses.replace(MODEL, remat=name, **changes)) for name in ("none", remat))
+    assert jax.tree.structure(plain) == jax.tree.structure(again)
+    for expected, actual in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["mesh", pytest.param("pmap", marks=pytest.mark.slow)])
+def test_a_step_needs_less_memory_the_more_it_computes_again(mode):
+    def compiled(remat):
+        sizes = dict(vocab_size=V, d_model=64, num_heads=4, d_ff=256, num_decoder_layers=3)
+        config = Config(model=ModelConfig(architecture="decoder_lm", remat=remat, **sizes))
+        of_mode = parallel.MODES[mode](parallel.make_mesh(1))
+        step, initial_state = step_lib.of_config(config, axis_name=of_mode.axis_name, row_shards=of_mode.row_shards)
+        struct = pipeline.batch_struct(config, 8, 64)
+        return of_mode.compile(step, jax.eval_shape(initial_state), struct, donate=True)
+
+    none, dots, full = (compiled(remat) for remat in CHOICES["model.remat"])
+    memory = [each.memory_analysis().temp_size_in_bytes for each in (none, dots, full)]
+    assert memory[0] > 1.5 * memory[1] > 1.5 * 1.2 * memory[2]
+    work = [each.cost_analysis()["flops"] for each in (none, dots, full)]
+    assert work[0] < work[1] < work[2] < 4 / 3 * 1.1 * work[0]  # at most the forward pass once more
