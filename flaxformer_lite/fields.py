@@ -105,6 +105,7 @@ class TrainConfig:
     average: str | None = None  # 'last:5', 'best:5': the result is the average of these checkpoints; section 6.1
     ema_decay: float | None = None  # keeps a moving average of the parameters, which is then what is evaluated and used
     patience: int | None = None  # evaluations without a better best_metric before stopping; None: never
+    profile: bool = False  # traces some steps, for the usual viewers, and shows which operations cost most
     decode_examples: int = 200  # validation examples translated at each evaluation; 0: no samples
 
 
@@ -211,5 +212,5 @@ READ_IF = {
 # rounding under another model.backend or model.remat, and for the 'linear' schedule, which ends at a new
 # train.num_steps.
 RESUMED = "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience".split()
-RESUMED += ["decode_examples"]
+RESUMED += ["decode_examples", "profile"]
 MAY_DIFFER_ON_RESUME = ("parallel.", "decode.", "model.backend", "model.remat", *(f"train.{name}" for name in RESUMED))

@@ -39,6 +39,11 @@ class Workdir:
         return self.path / "checkpoints"
 
     @property
+    def profile(self) -> Path:
+        """A trace of some steps, for TensorBoard and XProf."""
+        return self.path / "profile"
+
+    @property
     def samples(self) -> Path:
         """What the model wrote at each evaluation, one file each; translations that were scored, beside the scores."""
         return self.path / "samples"

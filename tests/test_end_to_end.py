@@ -79,7 +79,8 @@ def test_every_logged_step_has_one_train_line_with_the_names_that_stay(records):
     for record in train:
         assert {"loss", "learning_rate", "grad_norm", "tokens_per_second", "accuracy"} <= record.keys()
         assert record["loss"] > 0 and record["grad_norm"] > 0 and record["tokens_per_second"] > 0
-        assert 0 <= record["data_wait"] < 1
+        assert 0 <= record["data_wait"] < 1 and 0 < record["goodput"] < 1
+        assert record["mfu"] is None  # a CPU has no peak that one could look up
 
 
 def test_the_learning_rate_in_the_log_is_the_schedules(records):

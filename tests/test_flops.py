@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from flaxformer_lite.config import ModelConfig
@@ -140,6 +141,13 @@ def test_a_step_forward_and_backward_has_three_times_the_matrix_products_for_eve
     function, params = forward(config, 3, 7, 7)
     traced = matmul_flops(jax.make_jaxpr(jax.value_and_grad(function))(params).jaxpr)
     assert flops.train_step(config, 3, 7) == 3 * 3 * flops.forward(config, 7, 7) == traced
+
+
+@pytest.mark.parametrize("name", ["tied", "classifier by its first token", "language model"])
+def test_a_step_on_examples_costs_what_each_of_them_costs_at_its_own_length(name):
+    config, source_N, target_N = CONFIGS[name], np.array([7, 3, 5]), np.array([2, 11, 5])
+    each = [flops.forward(config, int(s), int(t)) for s, t in zip(source_N, target_N, strict=True)]
+    assert flops.train_examples(config, source_N, target_N) == 3 * sum(each) > 0
 
 
 def test_the_base_model_costs_about_two_flops_a_parameter_and_token():

@@ -153,7 +153,8 @@ def test_a_user_is_told_a_command_that_there_is_and_that_suits_the_model(archite
     from flaxformer_lite import __main__
 
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, architecture=architecture))
-    said = report.written(Workdir(tmp_path), config, seconds=90)
-    assert said.startswith(f"1.5 minutes. Written to {tmp_path}: ")
+    said = report.written(Workdir(tmp_path), config, seconds=90, goodput=0.75)
+    assert said.startswith("1.5 minutes; 75% of the time of all starts went into training steps.\n")
+    assert f"\nWritten to {tmp_path}: " in said
     (command,) = re.findall(rf"flaxformer-lite (\w+) --workdir={re.escape(str(tmp_path))}$", said)
     assert command in __main__.COMMANDS

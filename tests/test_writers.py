@@ -207,39 +207,6 @@ def test_progress_that_is_not_enabled_shows_nothing(monkeypatch, clock):
     assert terminal.getvalue() == ""
 
 
-def test_the_rate_of_tokens_is_that_since_the_last_restart(clock):
-    rate = writers.Rate("tokens")
-    rate.add(7)
-    rate.add(13)
-    clock[0] += 5
-    assert rate.rate() == 4
-    rate.restart()
-    assert rate.rate() == 0
-    rate.add(6)
-    clock[0] += 3
-    assert rate.rate() == 2
-
-
-def test_the_share_of_waiting_is_that_of_the_time_since_the_last_restart(clock):
-    rate = writers.Rate("tokens")
-
-    def made(seconds):
-        for second in seconds:
-            clock[0] += second
-            yield second
-
-    seen = []
-    for second in rate.waiting_for(made([1, 2, 5])):
-        seen.append((second, rate.waited()))
-        clock[0] += 3  # of work
-        if second == 2:
-            assert rate.waited() == pytest.approx(3 / 9)
-            rate.restart()
-            assert rate.waited() == 0
-            clock[0] += 2
-    assert seen == [(1, 1.0), (2, pytest.approx(3 / 6)), (5, pytest.approx(5 / 7))]
-
-
 def test_a_table_has_its_first_column_to_the_left_and_the_others_to_the_right():
     rows = [["kind", "right", "of"], ["date", "7", "11"], ["duration", "113", "1009"]]
     assert table(rows) == "kind      right    of\ndate          7    11\nduration    113  1009"

@@ -32,6 +32,20 @@ class Split:
     reader: Reader | None = None
     drawing: Drawing | None = None  # where ids are drawn anew each epoch
 
+    def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of each example of `step`'s global batch, source and target, with their ends; 0 on a missing side.
+
+        Where ids are drawn anew, those of the usual ones.
+        """
+        examples, _ = self.plan.span(step, step + 1)
+        sides = self.tokens.sides()
+        return tuple(
+            sides[name].offsets[examples + 1] - sides[name].offsets[examples] + 1
+            if name in sides
+            else np.zeros(len(examples), np.int64)
+            for name in ("source", "target")
+        )
+
     def text_bytes(self) -> int:
         """UTF-8 bytes of the target texts that the plan uses: what a loss in bits per byte is divided by."""
         return sum(len(text.encode()) for text in self._used_targets())

@@ -1,5 +1,7 @@
 """How much arithmetic a step is: matrix multiplications only, a multiply-add counted as two."""
 
+import numpy as np
+
 from flaxformer_lite.config import ModelConfig
 
 GATED = ("reglu", "geglu", "swiglu")  # a third matrix in the feed-forward network
@@ -36,3 +38,8 @@ def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
 def train_step(config: ModelConfig, rows: int, length: int) -> int:
     """FLOPs of one update on `rows` examples padded to `length`: the backward pass is twice the forward."""
     return 3 * rows * forward(config, length, length)
+
+
+def train_examples(config: ModelConfig, source_N: np.ndarray, target_N: np.ndarray) -> float:
+    """FLOPs of one update on examples of these lengths, in tokens, as if none were padded."""
+    return 3.0 * float(np.sum(forward(config, source_N, target_N)))

@@ -19,9 +19,21 @@ from flaxformer_lite.data import loader, pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.tokenizer import Tokenizer
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import checkpoint, metrics, optim, parallel, report, sharding, writers
+from flaxformer_lite.training import (
+    accelerators,
+    checkpoint,
+    flops,
+    metrics,
+    optim,
+    parallel,
+    profile,
+    report,
+    sharding,
+    writers,
+)
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
+from flaxformer_lite.training.meter import Meter
 
 
 class Diverged(Exception):
@@ -112,24 +124,24 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     evaluator = evaluate.Evaluator(model, config, mode, data.tokenizer, **options)
     writer = writers.MetricsWriter(paths.path, started=started, enabled=chief)
     progress = writers.Progress(done, config.train.num_steps, enabled=chief)
-    meter = writers.Rate("examples" if config.model.architecture == "encoder_classifier" else "tokens")
+    useful = restored[1].get("useful_seconds", 0.0) if restored else 0.0
+    unit = "examples" if config.model.architecture == "encoder_classifier" else "tokens"
+    meter = Meter(unit, peak=accelerators.peak(mesh.devices.flat), elapsed=writer.elapsed, useful=useful)
 
     def settle(step: int, sums: Any) -> None:
         """Reads the metrics of `step`, which waits for it; checks, logs and shows them."""
         sums = mode.read(sums)
         values = metrics.divide(sums)
         _check_finite(step, values, checkpoints)
-        meter.add(float(sums["loss"][1]))
+        meter.add(float(sums["loss"][1]), flops.train_examples(config.model, *data.train.lengths(step - 1)))
         values["learning_rate"] = float(rates[step - 1])
         progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], f"{meter.unit}/s": meter.rate()})
         if step % config.train.log_every == 0 or evaluation_is_due(step):  # training may end at an evaluation
-            writer.write(
-                step, "train", {**values, f"{meter.unit}_per_second": meter.rate(), "data_wait": meter.waited()}
-            )
-            meter.restart()
+            writer.write(step, "train", values | meter.line())
 
     def save() -> None:
         known = {"label_names": data.label_names, "scores": {str(step): score for step, score in scores.items()}}
+        known |= {"useful_seconds": meter.useful}
         checkpoints.save(done, _to_parts(mode.over_mesh(state)), {"step": done, **identity, **known})
 
     def measure() -> None:
@@ -143,7 +155,6 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         writer.write(done, "validation", values, parameters=trained.Origin((done,), trained.measured(config)).remark)
         progress.note(f"step {done}  validation  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
         scores[done] = metrics.score(values, config.train.best_metric)
-        meter.restart()
 
     def evaluation_is_due(step: int) -> bool:
         return step > 0 and (step % config.train.eval_every == 0 or step == config.train.num_steps)
@@ -154,10 +165,16 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             measure()
         report.say(report.resolved(config, data, mesh, state_shapes.params))
         batches = pipeline.batches(data.train, num_steps=config.train.num_steps)
-        for batch in meter.waiting_for(loader.stream(batches, mode.put_batch, first_step=done)):
+        stream = meter.waiting_for(loader.stream(batches, mode.put_batch, first_step=done))
+        if config.train.profile and chief:
+            seen = {"programs": compiled.values, "wait": lambda: jax.block_until_ready(state), "show": progress.note}
+            stream = profile.traced(stream, paths.profile, **seen)
+        meter.restart()
+        for batch in stream:
             if early_stop(scores, config.train.patience):
                 break
-            run_step = wait(compiler.hurry(start_compiling(data.train.plan.shape(done))))
+            with meter.paused():
+                run_step = wait(compiler.hurry(start_compiling(data.train.plan.shape(done))))
             state, sums = run_step(state, batch)
             done += 1
             if unsettled:  # only now, with the next step on its way
@@ -166,9 +183,11 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
             if checkpoints.due(done):
                 settle(*unsettled)
                 unsettled = None
-                save()
+                with meter.paused():
+                    save()
             if evaluation_is_due(done):
-                measure()
+                with meter.paused():
+                    measure()
             stop.soon()
     except Interrupted as reason:
         if reason.agreed:
@@ -197,7 +216,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         writer.write(origin.step, "test", measured.values, parameters=origin.remark)
         writer.close()
         report.say("\n".join(text for text in (report.closing_table(paths), measured.note) if text))
-        report.say(report.written(paths, config, time.monotonic() - started))
+        report.say(report.written(paths, config, time.monotonic() - started, meter.goodput()))
 
 
 def early_stop(scores: dict[int, float], patience: int | None) -> bool:

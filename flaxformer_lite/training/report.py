@@ -143,9 +143,10 @@ def closing_table(paths: Workdir) -> str:
     return f"test split, {measured}\n{table(values)}"
 
 
-def written(paths: Workdir, config: Config, seconds: float) -> str:
+def written(paths: Workdir, config: Config, seconds: float, goodput: float) -> str:
     """Where everything is, and what to do with it."""
     return (
-        f"{seconds / 60:.1f} minutes. Written to {paths.path}: config.json, metrics.jsonl, events.* for TensorBoard, "
-        "tokenizer.model, checkpoints/, samples/\n" + NEXT[config.model.architecture].format(paths.path)
+        f"{seconds / 60:.1f} minutes; {goodput:.0%} of the time of all starts went into training steps.\n"
+        f"Written to {paths.path}: config.json, metrics.jsonl, events.* for TensorBoard, tokenizer.model, "
+        "checkpoints/, samples/\n" + NEXT[config.model.architecture].format(paths.path)
     )

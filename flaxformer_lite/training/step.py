@@ -173,13 +173,14 @@ def loss_sums(
     weights = model.apply({"params": params}, method="output_weights")
     logits_of_row = x_BTD.shape[1] * weights["matrix"].shape[0]
     parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards)
-    objective, measured = losses.summed_over_parts(
-        lambda x_BTD, weights, *labelled: sums(transformer.project(x_BTD, weights, model.config), *labelled),
-        x_BTD,
-        weights,
-        *labelled,
-        parts=parts,
-    )
+    with jax.named_scope("loss"):
+        objective, measured = losses.summed_over_parts(
+            lambda x_BTD, weights, *labelled: sums(transformer.project(x_BTD, weights, model.config), *labelled),
+            x_BTD,
+            weights,
+            *labelled,
+            parts=parts,
+        )
     return (objective + extra["length_loss"][0] if extra else objective), measured | extra
 
 
@@ -237,9 +238,10 @@ def train_step(
     gradients, sums = sums if axis_name is None else jax.lax.psum(sums, axis_name)
     tokens = jnp.maximum(sums["loss"][1], 1)
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    with jax.named_scope("optimizer"):
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
     sums["grad_norm"] = (optax.tree.norm(gradients), jnp.ones(()))
-    params = optax.apply_updates(state.params, updates)
     ema = None if ema_decay is None else update_average(state.ema, params, state.step, decay=ema_decay)
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), sums
 

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,16 @@ class MetricsWriter:
     def __init__(self, workdir: Path, *, started: float | None = None, enabled: bool = True):
         """`started`: when this start of the run began, by `time.monotonic()`; None: now."""
         self._file = self._events = None
+        self._begun = time.monotonic() if started is None else started
         if enabled:
             remove_torn_line(workdir / "metrics.jsonl")
-            before = max([0.0, *(line.get("seconds", 0.0) for line in read_metrics(workdir / "metrics.jsonl"))])
-            self._begun = (time.monotonic() if started is None else started) - before
+            self._begun -= max([0.0, *(line.get("seconds", 0.0) for line in read_metrics(workdir / "metrics.jsonl"))])
             self._file = os.open(workdir / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             self._events = tensorboardX.SummaryWriter(str(workdir), flush_secs=10)
+
+    def elapsed(self) -> float:
+        """Seconds that the run has taken so far."""
+        return time.monotonic() - self._begun
 
     def write(self, step: int, split: str, values: dict[str, float], *, parameters: str | None = None) -> None:
         """One line, in one write; a value that JSON cannot hold becomes null.
@@ -69,12 +73,13 @@ class MetricsWriter:
         """
         if self._file is None:
             return
-        words = {"seconds": round(time.monotonic() - self._begun, 1)}
+        words = {"seconds": round(self.elapsed(), 1)}
         words |= {} if parameters is None else {"parameters": parameters}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         os.write(self._file, (json.dumps({"step": step, "split": split, **words, **finite}) + "\n").encode())
-        for name, value in values.items():
-            self._events.add_scalar(f"{split}/{name}", value, step)
+        for name, value in finite.items():
+            if value is not None:
+                self._events.add_scalar(f"{split}/{name}", value, step)
 
     def flush(self) -> None:
         """Brings TensorBoard's file up to date; metrics.jsonl always is."""
@@ -121,42 +126,6 @@ class Progress:
         """Leaves the bar where it stands."""
         if self._bar is not None:
             self._bar.close()
-
-
-class Rate:
-    """How many of a unit, such as target tokens, a second since the last restart, and how much of it was waiting."""
-
-    def __init__(self, unit: str):
-        self.unit = unit
-        self.restart()
-
-    def restart(self) -> None:
-        """Forgets what came before, such as an evaluation that took its time."""
-        self._count, self._waited, self._since = 0.0, 0.0, time.monotonic()
-
-    def waiting_for(self, items: Iterable[Any]) -> Iterator[Any]:
-        """`items`; the time until each of them is there counts as waiting."""
-        remaining = iter(items)
-        while True:
-            asked = time.monotonic()
-            try:
-                item = next(remaining)
-            except StopIteration:
-                return
-            self._waited += time.monotonic() - max(asked, self._since)
-            yield item
-
-    def add(self, count: float) -> None:
-        """Counts `count` more."""
-        self._count += count
-
-    def rate(self) -> float:
-        """Units a second."""
-        return self._count / max(1e-9, time.monotonic() - self._since)
-
-    def waited(self) -> float:
-        """Share of the time that was spent waiting."""
-        return self._waited / max(1e-9, time.monotonic() - self._since)
 
 
 def table(rows: list[list[str]]) -> str:

@@ -1,0 +1,151 @@
+"""Where the time of a step goes: a trace of a few steps, and their costliest operations by place in the model."""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import jax
+
+WARM = 5  # steps that are made before those that are traced
+TRACED = 5
+SHOWN = 10  # operations in the table
+
+INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"', re.MULTILINE)
+# What JAX and Flax put into an operation's name besides modules, named scopes and primitives.
+AROUND = re.compile(r"(?:jvp|vmap|transpose)\((.*)\)")
+WRAPPING = re.compile(r"jit\(.*|checkpoint|rematted_computation|closed_call|while|body|train_step|\w+\.\w+|")
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """All runs of operations that stand in the same place, that of other layers included."""
+
+    place: str  # 'decoder/layers_*/feed_forward/inner/dot_general', and whether it runs backward
+    seconds: float  # of all runs together, on all devices
+    runs: int
+
+
+def traced(
+    batches: Iterable[Any],
+    folder: Path,
+    *,
+    programs: Callable[[], Iterable[Future]],
+    wait: Callable[[], None],
+    show: Callable[[str], None],
+) -> Iterator[Any]:
+    """`batches`, of which `TRACED` are traced into `folder`, in the form that TensorBoard and XProf read.
+
+    They come after `WARM` others and after the last compilation, which would disturb them.
+
+    Args:
+      programs: the steps that are, or will be, compiled; their text says where an operation stands.
+      wait: returns when all steps up to now are computed.
+      show: is given the table of the costliest operations, or why there is none.
+    """
+    steps = -1  # that were traced; -1: none is yet
+    running = False
+    try:
+        for number, batch in enumerate(batches):
+            if steps == TRACED and running:
+                running = _end(folder, steps, programs, wait, show)
+            if steps == -1 and number >= WARM and all(program.done() for program in programs()):
+                wait()
+                jax.profiler.start_trace(str(folder))
+                steps, running = 0, True
+            steps += running
+            yield batch
+        if running:
+            running = _end(folder, steps, programs, wait, show)
+        if steps == -1:
+            show("train.profile: no step was traced: the run ended before all shapes of batches were compiled")
+    finally:
+        if running:  # the run was stopped
+            jax.profiler.stop_trace()
+
+
+def _end(folder: Path, steps: int, programs: Callable, wait: Callable[[], None], show: Callable[[str], None]) -> bool:
+    """Ends the trace and shows its table; returns that no trace runs any more."""
+    wait()
+    jax.profiler.stop_trace()
+    texts = [each.result().as_text() for each in programs() if hasattr(each.result(), "as_text")]
+    show(f"traced {steps} steps into {folder}\n" + table(operations(folder, texts), steps))
+    return False
+
+
+def table(found: Sequence[Operation], steps: int) -> str:
+    """The `SHOWN` costliest operations, one a line: share of the time of all, milliseconds and runs a step, place."""
+    total = sum(each.seconds for each in found) or 1.0
+    lines = [f"{'share':>6} {'ms a step':>10} {'runs':>6}  operation"]
+    lines += [
+        f"{each.seconds / total:6.1%} {1e3 * each.seconds / steps:10.2f} {each.runs / steps:6.0f}  {each.place}"
+        for each in found[:SHOWN]
+    ]
+    rest = sum(each.seconds for each in found[SHOWN:])
+    lines.append(f"{rest / total:6.1%} {1e3 * rest / steps:10.2f} {'':6}  {max(0, len(found) - SHOWN)} others")
+    return "\n".join(lines)
+
+
+def operations(folder: Path, programs: Sequence[str]) -> list[Operation]:
+    """What the newest trace below `folder` tells of the compiled `programs`, costliest first."""
+    files = sorted(Path(folder).glob("plugins/profile/*/*.xplane.pb"))
+    places = [dict(INSTRUCTION.findall(program)) for program in programs]
+    seconds, runs = collections.Counter(), collections.Counter()
+    for names in _by_program(jax.profiler.ProfileData.from_file(str(files[-1]))).values():
+        known = max(places, key=lambda of: len(of.keys() & names.keys()), default={})
+        for name, durations in names.items():
+            where = place(known.get(name, name))
+            seconds[where] += sum(durations)
+            runs[where] += len(durations)
+    return [Operation(where, spent, runs[where]) for where, spent in seconds.most_common()]
+
+
+def _by_program(trace: "jax.profiler.ProfileData") -> dict[Any, dict[str, list[float]]]:
+    """Of each program, the seconds that each run of each of its instructions took, without what runs within it."""
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    for plane in trace.planes:
+        for line in plane.lines:
+            events = []
+            for event in line.events:
+                stats = dict(event.stats)
+                if "hlo_op" in stats:
+                    program = stats.get("program_id", stats.get("hlo_module"))
+                    events.append((event.start_ns, -event.duration_ns, program, stats["hlo_op"]))
+            for (program, name), own in own_times(sorted(events, key=lambda event: event[:2])):
+                found[program][name].append(own * 1e-9)
+    return found
+
+
+def own_times(events: Sequence[tuple[float, float, Any, str]]) -> Iterator[tuple[tuple[Any, str], float]]:
+    """Of events (start, minus duration, ...rest), sorted: the rest, and the duration without that of events within."""
+    open_events: list[list] = []  # [end, what is left of the duration, rest], each within the one before
+    for start, minus_duration, *rest in events:
+        while open_events and open_events[-1][0] <= start:
+            _, own, what = open_events.pop()
+            yield what, own
+        if open_events:
+            open_events[-1][1] += minus_duration
+        open_events.append([start - minus_duration, -minus_duration, tuple(rest)])
+    for _, own, what in reversed(open_events):
+        yield what, own
+
+
+def place(name: str) -> str:
+    """An operation's name as JAX gives it, as a path through the model: all layers as one, the direction in words."""
+    name = name.split(";")[0]  # of several that are one now
+    parts = [part for part in map(_within, name.split("/")) if not WRAPPING.fullmatch(part)]
+    path = re.sub(r"layers_\d+", "layers_*", "/".join(parts)) or name
+    if "rematted_computation" in name:
+        return f"{path} (again)"
+    return f"{path} (backward)" if "transpose(" in name else re.sub(r"\.\d+$", "", path)
+
+
+def _within(part: str) -> str:
+    """'loss' of 'transpose(jvp(loss))', and nothing of 'jvp(EncoderClassifier)', which is the whole model."""
+    inner = part
+    while found := AROUND.fullmatch(inner):
+        inner = found.group(1)
+    return "" if inner != part and inner[:1].isupper() else inner

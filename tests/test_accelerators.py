@@ -1,0 +1,40 @@
+"""What is known of accelerators, by the names that JAX gives them."""
+
+import dataclasses
+
+import pytest
+
+from flaxformer_lite.training.accelerators import ACCELERATORS, KINDS, peak
+
+
+@dataclasses.dataclass
+class Device:
+    """As much of a JAX device as is asked for."""
+
+    device_kind: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("TPU v4", "tpu-v4"),
+        ("TPU v5 lite", "tpu-v5e"),
+        ("TPU v5", "tpu-v5p"),
+        ("TPU v5p", "tpu-v5p"),
+        ("TPU v6 lite", "tpu-v6e"),
+    ],
+)
+def test_the_peak_of_several_is_that_of_their_kind_for_each(kind, name):
+    assert peak([Device(kind)] * 3) == 3 * ACCELERATORS[name].flops
+
+
+def test_every_accelerator_has_a_kind():
+    assert set(KINDS.values()) == set(ACCELERATORS)
+
+
+def test_of_a_kind_that_is_not_known_there_is_no_peak():
+    assert peak([Device("cpu")]) is None
+    assert peak([Device("NVIDIA H100"), Device("NVIDIA GeForce GTX 1080")]) is None

@@ -1,0 +1,85 @@
+"""How fast training is: what is counted, what is waited for, and what is left out."""
+
+import math
+
+import pytest
+
+from flaxformer_lite.training import meter as meter_lib
+from flaxformer_lite.training.meter import Meter
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves when told: seconds, in a list of one."""
+    now = [1000.0]
+    monkeypatch.setattr(meter_lib.time, "monotonic", lambda: now[0])
+    return now
+
+
+def meter(clock, **options):
+    """One of a run that begins now."""
+    begun = clock[0]
+    return Meter("tokens", **{"peak": None, "elapsed": lambda: clock[0] - begun, **options})
+
+
+def test_the_rate_of_tokens_is_that_since_the_last_line(clock):
+    counted = meter(clock)
+    counted.add(7, 0)
+    counted.add(13, 0)
+    clock[0] += 5
+    assert counted.rate() == 4
+    assert counted.line()["tokens_per_second"] == 4
+    counted.add(6, 0)
+    clock[0] += 3
+    assert counted.line()["tokens_per_second"] == 2
+
+
+def test_the_share_of_waiting_is_that_of_the_time_since_the_last_line(clock):
+    counted, waits = meter(clock), []
+
+    def made(seconds):
+        for second in seconds:
+            clock[0] += second
+            yield second
+
+    for _ in counted.waiting_for(made([1, 2, 5])):
+        clock[0] += 3  # of work
+        waits.append(counted.line()["data_wait"])
+        clock[0] += 2
+    assert waits == [pytest.approx(1 / 4), pytest.approx(2 / 7), pytest.approx(5 / 10)]
+
+
+def test_what_is_paused_is_no_part_of_a_step_even_if_it_fails(clock):
+    counted = meter(clock)
+    counted.add(20, 0)
+    clock[0] += 5
+    with counted.paused():
+        clock[0] += 100
+    with pytest.raises(RuntimeError), counted.paused():
+        clock[0] += 100
+        raise RuntimeError
+    assert counted.rate() == 4
+    assert counted.useful == 5
+
+
+def test_utilization_is_the_share_of_the_peak_and_unknown_without_one(clock):
+    counted = meter(clock, peak=100.0)
+    counted.add(1, 90)
+    counted.add(1, 60)
+    clock[0] += 5
+    assert counted.line()["mfu"] == pytest.approx(150 / 5 / 100)
+    clock[0] += 5
+    assert counted.line()["mfu"] == 0
+    assert math.isnan(meter(clock).line()["mfu"])
+
+
+def test_goodput_is_the_share_of_all_starts_without_what_was_waited_for_paused_or_done_again(clock):
+    """An earlier start took 40 seconds, of which 10 went into steps that were kept."""
+    clock[0] += 3  # until the first step
+    counted = Meter("tokens", peak=None, elapsed=lambda: 40 + clock[0] - 1000, useful=10.0)
+    clock[0] += 20
+    with counted.paused():
+        clock[0] += 7
+    assert counted.line()["goodput"] == pytest.approx((10 + 20) / (40 + 3 + 20 + 7))
+    clock[0] += 30  # a test at the end, after the last line
+    assert counted.goodput() == pytest.approx((10 + 20) / 100)

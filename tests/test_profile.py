@@ -1,0 +1,102 @@
+"""Which operations cost most: told from a real trace by the places that they have in the model."""
+
+from concurrent.futures import Future
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+import runs
+
+from flaxformer_lite.training import profile
+from flaxformer_lite.training.profile import Operation
+
+
+class Layered(nn.Module):
+    """A wide layer, twice, and a narrow one."""
+
+    def setup(self):
+        self.layers = [nn.Dense(512), nn.Dense(512)]
+        self.narrow = nn.Dense(1)
+
+    def __call__(self, x_BD):
+        for layer in self.layers:
+            x_BD = nn.relu(layer(x_BD))
+        return self.narrow(x_BD)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("jit(train_step)/jvp(M.features)/M.f/M._d/decoder/layers_11/norm/mul", "decoder/layers_*/norm/mul"),
+        (
+            "jit(train_step)/transpose(jvp(M.features))/M.f/encoder/layers_0/feed_forward/inner/dot_general",
+            "encoder/layers_*/feed_forward/inner/dot_general (backward)",
+        ),
+        ("jit(f)/jvp(M)/decoder/a._attend/BTHK,BSHK->BHTS/transpose", "decoder/BTHK,BSHK->BHTS/transpose"),
+        ("jit(f)/transpose(jvp(M))/rematted_computation/layers_3/inner/add", "layers_*/inner/add (again)"),
+        ("jit(train_step)/optimizer/mul;jit(train_step)/jvp()/add", "optimizer/mul"),
+        ("jit(f)/transpose(jvp(loss))/while/body/dot_general", "loss/dot_general (backward)"),
+        ("fusion.3", "fusion"),  # the compiler's own
+        ("jit(f)", "jit(f)"),
+    ],
+)
+def test_an_operations_place_is_its_path_through_the_model_all_layers_as_one(name, expected):
+    assert profile.place(name) == expected
+
+
+def test_time_within_an_event_belongs_to_what_runs_there():
+    """a from 0 to 10, in it b from 1 to 3 and c from 4 to 9, in that d from 5 to 6; then e."""
+    events = [(0, -10, "a"), (1, -2, "b"), (4, -5, "c"), (5, -1, "d"), (12, -3, "e")]
+    assert {what[0]: own for what, own in profile.own_times(events)} == {"a": 3, "b": 2, "c": 4, "d": 1, "e": 3}
+
+
+def test_the_table_has_the_costliest_and_what_the_others_are_together():
+    found = [Operation(f"place {number}", (13 - number) * 1e-3, 4) for number in range(13)]
+    lines = profile.table(found, steps=2).splitlines()
+    assert len(lines) == 1 + profile.SHOWN + 1
+    assert lines[1].split() == [f"{13 / 91:.1%}", "6.50", "2", "place", "0"]
+    assert lines[-1].split() == [f"{(3 + 2 + 1) / 91:.1%}", "3.00", "3", "others"]
+
+
+def test_a_trace_tells_what_costs_most_and_which_steps_it_is_of(tmp_path):
+    """The two wide layers are one line; the steps before the last compilation are not traced."""
+    model, x = Layered(), jnp.ones((256, 512))
+    params = model.init(jax.random.key(0), x)
+    compiled = jax.jit(jax.grad(lambda params, x: model.apply(params, x).sum())).lower(params, x).compile()
+    late, shown, out = Future(), [], None
+
+    def wait():
+        jax.block_until_ready(out)
+
+    made, begun = 0, None
+    options = {"programs": lambda: [late], "wait": wait, "show": shown.append}
+    for made, _ in enumerate(profile.traced(range(40), tmp_path, **options), start=1):
+        if made == 9:
+            late.set_result(compiled)
+        if (tmp_path / "plugins").exists() and begun is None:
+            begun = made
+        out = compiled(params, x)
+    assert made == 40
+    assert begun == 9 + profile.TRACED + 1  # the trace is written when it ends
+    (text,) = shown
+    assert f"traced {profile.TRACED} steps" in text
+    found = profile.operations(tmp_path, [compiled.as_text()])
+    assert "layers_*" in found[0].place
+    assert found == sorted(found, key=lambda each: -each.seconds)
+    assert found[0].runs % profile.TRACED == 0
+
+
+def test_a_run_that_ends_before_all_is_compiled_says_that_nothing_was_traced(tmp_path):
+    shown = []
+    options = {"programs": lambda: [Future()], "wait": lambda: None, "show": shown.append}
+    assert list(profile.traced(range(20), tmp_path, **options)) == list(range(20))
+    assert "no step was traced" in shown[0] and not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_asked_to_shows_the_table_and_leaves_the_trace(tmp_path, capfd):
+    assert runs.fit(tmp_path / "run", {**runs.TINY, "train.profile": True, "train.num_steps": 24}) == 0
+    err = capfd.readouterr().err
+    assert f"traced {profile.TRACED} steps into {tmp_path / 'run' / 'profile'}" in err
+    assert "loss/" in err or "optimizer/" in err
+    assert list((tmp_path / "run" / "profile").glob("plugins/profile/*/*.xplane.pb"))
