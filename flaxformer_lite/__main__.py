@@ -31,15 +31,23 @@ def train(arguments: Sequence[str]) -> int:
     runtime.start()
     import jax
 
-    from flaxformer_lite.training import loop, parallel
+    from flaxformer_lite.training import loop, memory, parallel
 
     parallel.initialize(*request.processes)
     if request.workdir is None and jax.process_count() > 1:
         raise ValueError("--workdir: several processes need one folder that all of them see; name it.")
     try:
         return loop.fit(request.config, request.workdir or request.new_workdir)
-    except loop.Diverged as error:
+    except (loop.Diverged, memory.OutOfMemory) as error:
         complain(str(error))
+        return 1
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        complain(
+            f"another process of this run has ended, or cannot be reached; its own log says why. To go on from the "
+            f"newest checkpoint, start all of them again with the same --workdir. ({str(error).splitlines()[0]})"
+        )
         return 1
 
 

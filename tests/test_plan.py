@@ -12,6 +12,7 @@ from flaxformer_lite.config import ModelConfig, with_vocabulary
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import flops, parallel, plan
 from flaxformer_lite.training.accelerators import ACCELERATORS
+from flaxformer_lite.training.memory import Memory
 from flaxformer_lite.training.step import param_shapes
 
 PLANNED = {**runs.SMALL, "data.buckets": "(64,)", "data.tokens_per_batch": 1536, "data.rows_multiple": 24}
@@ -80,9 +81,9 @@ def test_one_device_sends_nothing_and_eight_the_gradients_at_least():
 
 def test_a_device_holds_and_computes_less_the_more_there_are():
     one, copies, split = planned((1, 1, 1)), planned((8, 1, 1)), planned((1, 8, 1))
-    assert split.state < copies.state < one.state
-    assert split.state < copies.state / 4
-    assert copies.temporary < one.temporary
+    assert split.memory.state < copies.memory.state < one.memory.state
+    assert split.memory.state < copies.memory.state / 4
+    assert copies.memory.temporary < one.memory.temporary
     assert copies.flops == split.flops == one.flops / 8
     assert one.flops == flops.train_step(model(), one.rows, one.length)
 
@@ -90,14 +91,14 @@ def test_a_device_holds_and_computes_less_the_more_there_are():
 def test_the_state_is_that_of_the_parameters_moments_and_batch():
     one = planned((1, 1, 1))
     batch = 2 * one.rows * one.length + one.rows
-    assert one.state == pytest.approx(4 * (3 * parameters() + batch), rel=0.01)
+    assert one.memory.state == pytest.approx(4 * (3 * parameters() + batch), rel=0.01)
 
 
 def test_a_step_takes_the_time_of_its_products_and_its_messages():
-    found = plan.Plan(rows=2, length=3, state=5, temporary=7, flops=1e12, sent={"all-reduce": 11 * 10**9})
+    found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1e12, sent={"all-reduce": 11 * 10**9})
     h100 = ACCELERATORS["h100"]
     assert found.seconds(h100, 0.5) == pytest.approx(1e12 / (989e12 * 0.5) + 11e9 / 450e9)
-    assert found.memory == 12
+    assert found.memory.total == 12
     text = plan.table([found], parallel.make_mesh(8), "h100", 0.5)
     assert (
         "batch of 2 x 3" in text and "each of 8 devices" in text and "estimate" in text and "all-reduce 1.1e+04" in text

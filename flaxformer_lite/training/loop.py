@@ -1,16 +1,13 @@
 """Training: the one long function, from a config and a folder to a trained model."""
 
 import contextlib
-import functools
 import math
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from flaxformer_lite import evaluate, trained
 from flaxformer_lite import workdir as workdir_lib
@@ -21,6 +18,7 @@ from flaxformer_lite.data.tokenizer import Tokenizer
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import (
     accelerators,
+    agreement,
     checkpoint,
     flops,
     metrics,
@@ -34,6 +32,7 @@ from flaxformer_lite.training import (
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
 from flaxformer_lite.training.meter import Meter
+from flaxformer_lite.training.programs import Programs
 
 
 class Diverged(Exception):
@@ -50,12 +49,13 @@ def fit(config: Config, workdir: Path) -> int:
       ValueError: the config, the data, the devices or the workdir do not fit together.
       Diverged: the loss or gradient is no longer finite; the checkpoints from before are kept.
     """
+    agreement.check_config(config)
     mesh = parallel.make_mesh(config.parallel.data, config.parallel.fsdp, config.parallel.tensor)
     accumulate = config.optim.accumulate_steps
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
-    dataset = pipeline.open_dataset(config)
+    dataset = agreement.together(lambda: pipeline.open_dataset(config))
     config = with_classes(config, dataset.label_names)
-    workdir_lib.check(workdir, config)
+    agreement.together(lambda: workdir_lib.check(workdir, config))
     chief = jax.process_index() == 0
     with Interrupt() as interrupt, workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext():
         try:
@@ -63,7 +63,7 @@ def fit(config: Config, workdir: Path) -> int:
         except Interrupted as reason:
             if not reason.agreed:
                 return interrupt.exit_code
-        _barrier("the run has ended")  # if process 0 went first, the others would take it for a failure
+        agreement.barrier("the run has ended")  # if process 0 went first, the others would take it for a failure
         return interrupt.exit_code
 
 
@@ -72,13 +72,13 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     started = time.monotonic()
     chief = jax.process_index() == 0
     same_result = workdir_lib.same_result(workdir, config)  # as at the last start
-    _barrier("the last start's config is read")
-    paths = workdir_lib.create(workdir, config) if chief else workdir_lib.Workdir(workdir)
-    _barrier("the workdir is there")
+    agreement.barrier("the last start's config is read")
+    paths = agreement.together(lambda: workdir_lib.create(workdir, config) if chief else workdir_lib.Workdir(workdir))
+    agreement.check_workdir(workdir)
 
     # What a step is made of: model, optimizer, devices. Whatever may take long runs in a background thread, so that
     # a signal is heard meanwhile, and the steps compile while the data is read.
-    wait, compiler = interrupt.wait_for, Background()
+    wait = interrupt.wait_for
     config = with_vocabulary(config, config.data.vocab_size)
     model = transformer.build_model(config.model)
     schedule = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
@@ -87,14 +87,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     train_step, initial_state = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
     state_shapes = jax.eval_shape(initial_state)
     sharding.check(state_shapes.params, mesh)
-    compiled: dict[tuple[int, int], Future] = {}
-
-    def start_compiling(shape: tuple[int, int]) -> Future:
-        if shape not in compiled:
-            struct = pipeline.batch_struct(config, *shape)
-            compile_step = functools.partial(mode.compile, train_step, state_shapes, struct, donate=True)
-            compiled[shape] = compiler.submit(compile_step)
-        return compiled[shape]
+    programs = Programs(config, mode, train_step, state_shapes)
 
     # Where it starts: at the newest checkpoint, or at step 0.
     scores: dict[int, float] = {}  # of each evaluated step, higher is better
@@ -109,17 +102,18 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths))
     fresh = None if restored else Background().submit(mode.make_state, initial_state)
     if done < config.train.num_steps and mode.compiles_ahead:
-        for shape in pipeline.possible_shapes(config):
-            start_compiling(shape)
-    data = wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer))
+        programs.start_all()
+    data = agreement.together(lambda: wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer)))
     _check_tokenizer(data.tokenizer, config, paths)
     identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
+    fingerprints = {name: identity[name] for name in ("tokenizer", "data")} | identity["files"]
+    agreement.check_same(fingerprints, "give every process the same files")
     if restored:
         _check_identity(restored[1], identity, paths)
     state = mode.put_state(_from_parts(restored[0])) if restored else wait(fresh)
 
     stop = StopTogether(interrupt, mesh)
-    compile_with = lambda compile: wait(compiler.hurry(compiler.submit(compile)))  # noqa: E731
+    compile_with = lambda compile: wait(programs.compile_next(compile))  # noqa: E731
     options = {"label_names": data.label_names, "compile_with": compile_with, "between_batches": stop.now}
     evaluator = evaluate.Evaluator(model, config, mode, data.tokenizer, **options)
     writer = writers.MetricsWriter(paths.path, started=started, enabled=chief)
@@ -167,14 +161,14 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         batches = pipeline.batches(data.train, num_steps=config.train.num_steps)
         stream = meter.waiting_for(loader.stream(batches, mode.put_batch, first_step=done))
         if config.train.profile and chief:
-            seen = {"programs": compiled.values, "wait": lambda: jax.block_until_ready(state), "show": progress.note}
+            seen = {"programs": programs.futures, "wait": lambda: jax.block_until_ready(state), "show": progress.note}
             stream = profile.traced(stream, paths.profile, **seen)
         meter.restart()
         for batch in stream:
             if early_stop(scores, config.train.patience):
                 break
             with meter.paused():
-                run_step = wait(compiler.hurry(start_compiling(data.train.plan.shape(done))))
+                run_step = wait(programs.next(data.train.plan.shape(done)))
             state, sums = run_step(state, batch)
             done += 1
             if unsettled:  # only now, with the next step on its way
@@ -189,6 +183,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
                 with meter.paused():
                     measure()
             stop.soon()
+    except jax.errors.JaxRuntimeError as error:
+        raise programs.explained(error) from None
     except Interrupted as reason:
         if reason.agreed:
             if unsettled:
@@ -225,11 +221,6 @@ def early_stop(scores: dict[int, float], patience: int | None) -> bool:
         return False
     best = checkpoint.best_first(list(scores), scores)[0]
     return sum(step > best for step in scores) >= patience
-
-
-def _barrier(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
 
 
 def _to_parts(state: step_lib.TrainState) -> dict[str, Any]:

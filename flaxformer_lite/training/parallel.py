@@ -24,6 +24,8 @@ AXIS = DATA
 # apart from the first time, find both alike, and keep the first: with model.remat='full' four times the memory.
 COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
 
+SILENCE = 30  # seconds without a sign of life after which a process is taken for dead, and the others end
+
 Tree = Any
 
 
@@ -37,11 +39,11 @@ def initialize(address: str | None, num_processes: int | None, process_id: int |
     if all(given):
         if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(address, num_processes, process_id)
+        jax.distributed.initialize(address, num_processes, process_id, heartbeat_timeout_seconds=SILENCE)
     elif any(given):
         raise ValueError("--coordinator_address, --num_processes and --process_id go together: give all three.")
     elif _in_slurm_step_of_many() or _on_tpu_host():
-        jax.distributed.initialize()  # finds the address and the numbers by itself
+        jax.distributed.initialize(heartbeat_timeout_seconds=SILENCE)  # finds address and numbers by itself
 
 
 def _in_slurm_step_of_many() -> bool:

@@ -15,6 +15,7 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.training import flops, parallel, sharding
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
+from flaxformer_lite.training.memory import Memory, of_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +24,9 @@ class Plan:
 
     rows: int
     length: int
-    state: int  # bytes of parameters, moments, averages and the batch
-    temporary: int  # bytes of what lives within the step, at its peak
+    memory: Memory  # as a CPU's compiler plans it
     flops: float  # of matrix multiplications
     sent: dict[str, int]  # bytes by kind of message
-
-    @property
-    def memory(self) -> int:
-        """Bytes at the peak."""
-        return self.state + self.temporary
 
     def seconds(self, accelerator: Accelerator, utilization: float) -> float:
         """Of a step that uses this share of the peak, and then sends: nothing overlaps, so it may be faster."""
@@ -54,10 +49,8 @@ def plan(config: Config, mesh: jax.sharding.Mesh) -> list[Plan]:
     plans = []
     for rows, length in pipeline.possible_shapes(config):
         compiled = mode.compile(train_step, state, pipeline.batch_struct(config, rows, length), donate=True)
-        memory = compiled.memory_analysis()
-        held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
         work = flops.train_step(config.model, rows, length) / mesh.size
-        plans.append(Plan(rows, length, held, memory.temp_size_in_bytes, work, messages(compiled.as_text(), mesh.size)))
+        plans.append(Plan(rows, length, of_program(compiled), work, messages(compiled.as_text(), mesh.size)))
     return plans
 
 
@@ -67,11 +60,12 @@ def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: fl
     for each in plans:
         seconds = each.seconds(accelerator, utilization)
         parts = ", ".join(f"{kind} {count / 1e6:,.3g}" for kind, count in each.sent.items()) or "none"
-        share = f"{each.memory / accelerator.memory:.0%} of {name}'s {accelerator.memory / 1e9:.0f} GB"
+        memory = each.memory
+        share = f"{memory.total / accelerator.memory:.0%} of {name}'s {accelerator.memory / 1e9:.0f} GB"
         lines += [
             f"batch of {each.rows} x {each.length}, a step, each of {mesh.size} devices:",
-            f"  memory     {each.memory / 1e9:,.3g} GB, {share}: state and batch {each.state / 1e9:,.3g}, "
-            f"within the step {each.temporary / 1e9:,.3g} (estimate of the CPU compiler)",
+            f"  memory     {memory.total / 1e9:,.3g} GB, {share}: state and batch {memory.state / 1e9:,.3g}, "
+            f"within the step {memory.temporary / 1e9:,.3g} (estimate of the CPU compiler)",
             f"  arithmetic {each.flops / 1e9:,.3g} GFLOPs of matrix products",
             f"  sends      {sum(each.sent.values()) / 1e6:,.3g} MB: {parts}",
             f"  speed      {each.rows * each.length / seconds:,.0f} target positions a second at most, at "

@@ -1,0 +1,71 @@
+"""The training step, compiled for each shape of batch in a thread of its own, so that nothing waits needlessly."""
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from flaxformer_lite.config import Config
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.training import memory, report
+from flaxformer_lite.training.interrupt import Background
+from flaxformer_lite.training.parallel import MeshMode, PmapMode
+
+Shape = tuple[int, int]  # rows and length of a batch
+
+
+class Programs:
+    """One program a shape, each compiled once, in the order in which they are asked for."""
+
+    def __init__(self, config: Config, mode: MeshMode | PmapMode, step: Callable, state: Any):
+        """
+        Args:
+          step: `train_step` of the state and a batch.
+          state: shapes and types of the state.
+        """
+        self._config, self._mode, self._step, self._state = config, mode, step, state
+        self._thread = Background()
+        self._of_shape: dict[Shape, Future] = {}
+        self._told = False
+
+    def start(self, shape: Shape) -> Future:
+        """Compiles the step for batches of `shape` in its turn."""
+        if shape not in self._of_shape:
+            struct = pipeline.batch_struct(self._config, *shape)
+            compile_step = functools.partial(self._mode.compile, self._step, self._state, struct, donate=True)
+            self._of_shape[shape] = self._thread.submit(compile_step)
+        return self._of_shape[shape]
+
+    def start_all(self) -> None:
+        """Compiles it for all shapes that batches may have."""
+        for shape in pipeline.possible_shapes(self._config):
+            self.start(shape)
+
+    def next(self, shape: Shape) -> Future:
+        """The program for `shape`, which is compiled next if it is not yet."""
+        if not self._told and all(program.done() for program in self.futures()) and (known := self._memory()):
+            self._told = True
+            largest = max(known, key=lambda each: known[each].total)
+            report.say(memory.table({largest: known[largest]}, self._mode.mesh.devices.flat[0]))
+        return self._thread.hurry(self.start(shape))
+
+    def compile_next(self, compile: Callable[[], Any]) -> Future:
+        """Another program, as what evaluates, compiled next."""
+        return self._thread.hurry(self._thread.submit(compile))
+
+    def futures(self) -> list[Future]:
+        """All programs up to now."""
+        return list(self._of_shape.values())
+
+    def explained(self, error: Exception) -> Exception:
+        """`error`, or if it is a lack of memory, what takes it and what to do."""
+        if not memory.is_lack_of(error):
+            return error
+        known = self._memory()
+        what = memory.table(known, self._mode.mesh.devices.flat[0]) + "\n" if known else ""
+        return memory.OutOfMemory(f"out of memory: {str(error).splitlines()[0]}\n{what}{memory.ADVICE}")
+
+    def _memory(self) -> dict[Shape, memory.Memory]:
+        done = {shape: each for shape, each in self._of_shape.items() if each.done() and not each.exception()}
+        found = {shape: memory.of_program(each.result()) for shape, each in done.items()}
+        return {shape: each for shape, each in found.items() if each}
