@@ -1,0 +1,361 @@
+"""Speed of a training step beside others at equal sizes: plain PyTorch, Marian in Transformers, Flax's WMT example.
+
+Each has a process of its own, which makes its model and a batch of random tokens and compiles; then they take turns, so
+that whatever else the machine does meets all of them. A step is forward, backward and Adam, with label smoothing and
+dropout of 0.1, on rows without padding. PyTorch's layers drop attention weights too, and within feed-forward networks,
+which the paper's do not: "ours, attention dropout" is the nearest to it.
+
+Printed are target tokens a second, the arithmetic of the matrix products (multiply-adds count as two) over the peak
+that a product of two large matrices reaches in the same run, the best of all processes; the memory at its peak, and the
+time from the start of the process to its first finished step.
+
+    pip install -e '.[bench]' && python benchmarks/train_step.py --size=base
+    python benchmarks/train_step.py --size=tiny --only ours torch
+    python benchmarks/train_step.py --size=paper_base --dtype=bfloat16                    # on a GPU
+    python benchmarks/train_step.py --flax_wmt=flax/examples/wmt/models.py --only ours flax_wmt
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SMOOTHING, DROPOUT, RATE = 0.1, 0.1, 1e-4
+SLICE = 1.0  # seconds that a turn takes at least
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A model, and a batch of `rows` sources and targets of `length` tokens."""
+
+    d_model: int
+    num_heads: int
+    d_ff: int
+    layers: int  # of the encoder, and of the decoder
+    vocabulary: int
+    rows: int
+    length: int
+
+
+SIZES = {
+    "tiny": Size(128, 4, 256, 4, 10_000, 64, 32),
+    "base": Size(512, 8, 2048, 6, 16_000, 16, 64),
+    "paper_base": Size(512, 8, 2048, 6, 37_000, 400, 64),  # 25,600 tokens, as in section 5.1
+    "paper_big": Size(1024, 16, 4096, 6, 37_000, 400, 64),
+}
+
+
+def tokens(size: Size) -> tuple[np.ndarray, np.ndarray]:
+    """Sources and targets, (rows, length), none of them a special symbol."""
+    rng = np.random.default_rng(0)
+    return tuple(rng.integers(4, size.vocabulary, (size.rows, size.length)).astype(np.int32) for _ in range(2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Something that trains."""
+
+    step: Callable[[], float]  # makes one and waits for it; the loss a token
+    matmul: Callable[[int, int], None]  # multiplies two n x n matrices so many times, and waits
+    memory: Callable[[], float | None]  # bytes at the peak, where it is not the process's own
+
+
+def ours(size: Size, dtype: str, attention_dropout: float = 0.0) -> Engine:
+    """This package: the step that `train` runs, over all devices."""
+    from flaxformer_lite import runtime
+
+    runtime.start()
+    import jax
+
+    from flaxformer_lite.config import Config, DataConfig, ModelConfig, OptimConfig
+    from flaxformer_lite.data import pipeline
+    from flaxformer_lite.training import parallel
+    from flaxformer_lite.training import step as step_lib
+
+    sizes = dict(d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary)
+    layers = dict(num_encoder_layers=size.layers, num_decoder_layers=size.layers)
+    drop = dict(dropout=DROPOUT, attention_dropout=attention_dropout)
+    config = Config(
+        model=ModelConfig(**sizes, **layers, **drop, dtype=dtype),
+        data=DataConfig(buckets=(size.length,), rows_multiple=1),
+        optim=OptimConfig(schedule="linear", learning_rate=RATE, warmup_steps=1),
+    )
+    mode = parallel.MeshMode(parallel.make_mesh(-1))
+    train_step, initial_state = step_lib.of_config(config, row_shards=mode.row_shards)
+    struct = pipeline.batch_struct(config, size.rows, size.length)
+    compiled = mode.compile(train_step, jax.eval_shape(initial_state), struct, donate=True)
+    source, target = tokens(size)
+    batch = mode.put_batch({"source": source, "target": target, "row": np.arange(size.rows, dtype=np.int32)})
+    state = mode.make_state(initial_state)
+
+    def step() -> float:
+        nonlocal state
+        state, sums = compiled(state, batch)
+        loss, weight = mode.read(sums)["loss"]
+        return float(loss / weight)
+
+    return Engine(step, *_jax_matmul(dtype))
+
+
+def _jax_matmul(dtype: str) -> tuple[Callable, Callable]:
+    import jax
+    import jax.numpy as jnp
+
+    @jax.jit
+    def product(x, y):
+        return x @ y
+
+    def matmul(n: int, times: int) -> None:
+        x = jnp.ones((n, n), dtype)
+        for _ in range(times):
+            y = product(x, x)
+        y.block_until_ready()
+
+    return matmul, lambda: (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def flax_wmt(size: Size, dtype: str, file: str) -> Engine:
+    """The model of Flax's WMT example, read from its `models.py`, with the one-hot loss that its `train.py` has."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    spec = importlib.util.spec_from_file_location("wmt_models", file)
+    models = importlib.util.module_from_spec(spec)
+    sys.modules["wmt_models"] = models
+    spec.loader.exec_module(models)
+    shape = dict(vocab_size=size.vocabulary, output_vocab_size=size.vocabulary, share_embeddings=True)
+    shape |= dict(logits_via_embedding=True, emb_dim=size.d_model, num_heads=size.num_heads, num_layers=size.layers)
+    shape |= dict(qkv_dim=size.d_model, mlp_dim=size.d_ff, max_len=size.length, dtype=jnp.dtype(dtype))
+    config = models.TransformerConfig(**shape, dropout_rate=DROPOUT, attention_dropout_rate=DROPOUT)
+    model, optimizer = models.Transformer(config), optax.adam(RATE, b1=0.9, b2=0.98, eps=1e-9)
+    source, target = (jnp.asarray(side) for side in tokens(size))
+    params = model.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, source, target)["params"]
+    state = params, optimizer.init(params), jax.random.key(2)
+
+    def loss(params, key):
+        logits = model.apply({"params": params}, source, target, rngs={"dropout": key}).astype(jnp.float32)
+        low = SMOOTHING / (size.vocabulary - 1)
+        wanted = jax.nn.one_hot(target, size.vocabulary) * (1 - SMOOTHING - low) + low
+        return -(wanted * jax.nn.log_softmax(logits)).sum(axis=-1).mean()
+
+    def update(state):
+        params, moments, key = state
+        key, used = jax.random.split(key)
+        value, gradients = jax.value_and_grad(loss)(params, used)
+        updates, moments = optimizer.update(gradients, moments)
+        return (optax.apply_updates(params, updates), moments, key), value
+
+    compiled = jax.jit(update, donate_argnums=0).lower(state).compile()
+
+    def step() -> float:
+        nonlocal state
+        state, value = compiled(state)
+        return float(value)
+
+    return Engine(step, *_jax_matmul(dtype))
+
+
+def pytorch(size: Size, dtype: str, compiled: bool = False) -> Engine:
+    """`torch.nn.Transformer` with embeddings, sinusoids and a tied output around it."""
+    import torch
+    from torch import nn
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(size.vocabulary, size.d_model)
+            nn.init.normal_(self.embedding.weight, std=size.d_model**-0.5)
+            sizes = dict(d_model=size.d_model, nhead=size.num_heads, dim_feedforward=size.d_ff, dropout=DROPOUT)
+            layers = dict(num_encoder_layers=size.layers, num_decoder_layers=size.layers)
+            self.transformer = nn.Transformer(**sizes, **layers, batch_first=True)
+            self.drop = nn.Dropout(DROPOUT)
+            angle = torch.arange(size.length)[:, None] * 10_000 ** (-torch.arange(0, size.d_model, 2) / size.d_model)
+            self.register_buffer("positions", torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1))
+            self.register_buffer("causal", nn.Transformer.generate_square_subsequent_mask(size.length))
+
+        def inputs(self, ids):
+            return self.drop(self.embedding(ids) * size.d_model**0.5 + self.positions)
+
+        def forward(self, source, shifted):
+            masked = {"tgt_mask": self.causal, "tgt_is_causal": True}
+            return self.transformer(self.inputs(source), self.inputs(shifted), **masked) @ self.embedding.weight.T
+
+    return _of_torch(Model().to(device), device, size, dtype, lambda model, *ids: model(*ids), compiled=compiled)
+
+
+def marian(size: Size, dtype: str) -> Engine:
+    """`MarianMTModel` of Transformers."""
+    import torch
+    from transformers import MarianConfig, MarianMTModel
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape = {"d_model": size.d_model, "max_position_embeddings": 256, "activation_function": "relu"}
+    shape |= {"scale_embedding": True, "dropout": DROPOUT, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    for side in ("encoder", "decoder"):
+        shape |= {f"{side}_layers": size.layers, f"{side}_attention_heads": size.num_heads}
+        shape |= {f"{side}_ffn_dim": size.d_ff, f"{side}_layerdrop": 0.0}
+    config = MarianConfig(vocab_size=size.vocabulary, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1, **shape)
+    forward = lambda model, source, shifted: model(input_ids=source, decoder_input_ids=shifted).logits  # noqa: E731
+    return _of_torch(MarianMTModel(config).to(device), device, size, dtype, forward)
+
+
+def _of_torch(model: Any, device: str, size: Size, dtype: str, forward: Callable, compiled: bool = False) -> Engine:
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    torch.manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.9, 0.98), eps=1e-9)
+    source, target = (torch.tensor(side, dtype=torch.long, device=device) for side in tokens(size))
+    shifted = torch.nn.functional.pad(target, (1, -1), value=1)
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
+    model.train()
+
+    def loss() -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+            logits = forward(model, source, shifted)
+        return criterion(logits.flatten(0, 1).float(), target.flatten())
+
+    loss = torch.compile(loss) if compiled else loss
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()
+        optimizer.step()
+        return value.item()
+
+    def matmul(n: int, times: int) -> None:
+        x = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
+        for _ in range(times):
+            y = x @ x
+        y[0, 0].item()
+
+    return Engine(step, matmul, torch.cuda.max_memory_allocated if device == "cuda" else lambda: None)
+
+
+ENGINES = {
+    "ours": ours,
+    "ours, attention dropout": lambda size, dtype: ours(size, dtype, DROPOUT),
+    "torch": pytorch,
+    "torch.compile": lambda size, dtype: pytorch(size, dtype, compiled=True),
+    "marian": marian,
+    "flax_wmt": flax_wmt,
+}
+
+
+def work(engine: Engine, answer: Callable[..., None]) -> None:
+    """What a process does: the first step, then a turn for each line that it reads."""
+    answer(loss=engine.step())
+    engine.step()
+    started = time.perf_counter()
+    engine.step()
+    steps = max(1, round(SLICE / (time.perf_counter() - started)))
+    for line in sys.stdin:
+        repeat = {"step": engine.step, "peak": lambda: engine.matmul(2048, 4)}[line.strip()]
+        times = steps if line.strip() == "step" else 1
+        started = time.perf_counter()
+        for _ in range(times):
+            repeat()
+        seconds = (time.perf_counter() - started) / times
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        answer(seconds=seconds, memory=engine.memory() or rss)
+
+
+class Worker:
+    """A process with one engine."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace):
+        self.name, started = name, time.monotonic()
+        flags = [f"--size={arguments.size}", f"--dtype={arguments.dtype}", f"--flax_wmt={arguments.flax_wmt}"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen([sys.executable, __file__, f"--worker={name}", *flags], **pipes)
+        self.loss = self._answer()["loss"]
+        self.first = time.monotonic() - started
+        self.memory, self.steps, self.products = 0.0, [], []
+
+    def turn(self) -> None:
+        """Some steps, and a few products of large matrices."""
+        for what, seconds in (("peak", self.products), ("step", self.steps)):
+            self._process.stdin.write(f"{what}\n")
+            self._process.stdin.flush()
+            answer = self._answer()
+            seconds.append(answer["seconds"])
+            self.memory = answer["memory"]
+
+    def end(self) -> None:
+        """Lets the process go."""
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, float]:
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise RuntimeError(f"{self.name}: the process ended with {self._process.wait()}")
+
+
+def main() -> None:
+    """Prints a table, a line for each engine."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="base")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each")
+    parser.add_argument(
+        "--only", nargs="+", choices=ENGINES, default=None, help="these alone; the first is compared to"
+    )
+    parser.add_argument("--flax_wmt", default="", help="the models.py of Flax's WMT example, to have that too")
+    parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    size = SIZES[arguments.size]
+    if arguments.worker:
+        more = [str(Path(arguments.flax_wmt))] if arguments.worker == "flax_wmt" else []
+        engine = ENGINES[arguments.worker](size, arguments.dtype, *more)
+        return work(engine, lambda **values: print(json.dumps(values), flush=True))
+    left_out = {"torch.compile", *(() if arguments.flax_wmt else ("flax_wmt",))}
+    workers = [Worker(name, arguments) for name in arguments.only or [name for name in ENGINES if name not in left_out]]
+    for _ in range(arguments.rounds):
+        for worker in workers:
+            worker.turn()
+    for worker in workers:
+        worker.end()
+    show(workers, size, arguments.size)
+
+
+def show(workers: list[Worker], size: Size, name: str) -> None:
+    """The table; the peak is the best product of any engine."""
+    from flaxformer_lite.config import ModelConfig
+    from flaxformer_lite.training import flops
+
+    sizes = dict(d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary)
+    config = ModelConfig(**sizes, num_encoder_layers=size.layers, num_decoder_layers=size.layers)
+    step = flops.train_step(config, size.rows, size.length)
+    peak = max(4 * 2 * 2048**3 / statistics.median(worker.products) for worker in workers)
+    print(f"{name}: {step / 1e9:,.1f} GFLOPs a step; peak of matrix products {peak / 1e9:,.0f} GFLOP/s")
+    print("| engine | ms a step: median (spread) | target tokens a second | of the peak | GB | first step, s | speed |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for worker in workers:
+        median = statistics.median(worker.steps)
+        ratios = [first / mine for first, mine in zip(workers[0].steps, worker.steps, strict=True)]
+        print(
+            f"| {worker.name} | {1e3 * median:.1f} ({1e3 * min(worker.steps):.1f} to {1e3 * max(worker.steps):.1f}) "
+            f"| {size.rows * size.length / median:,.0f} | {step / median / peak:.0%} | {worker.memory / 1e9:.2f} "
+            f"| {worker.first:.1f} | {statistics.median(ratios):.2f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
