@@ -3,11 +3,11 @@
 Each has a process of its own, which makes its model and a batch of random tokens and compiles; then they take turns, so
 that whatever else the machine does meets all of them. A step is forward, backward and Adam, with label smoothing and
 dropout of 0.1, on rows without padding. PyTorch's layers drop attention weights too, and within feed-forward networks,
-which the paper's do not: "ours, attention dropout" is the nearest to it.
+which the paper's do not: "ours_attention_dropout" is the nearest to it.
 
 Printed are target tokens a second, the arithmetic of the matrix products (multiply-adds count as two) over the peak
 that a product of two large matrices reaches in the same run, the best of all processes; the memory at its peak, and the
-time from the start of the process to its first finished step.
+time from the start of the process to its first finished step. The last column is how often as fast as the first engine's its steps are.
 
     pip install -e '.[bench]' && python benchmarks/train_step.py --size=base
     python benchmarks/train_step.py --size=tiny --only ours torch
@@ -32,7 +32,9 @@ from typing import Any
 import numpy as np
 
 SMOOTHING, DROPOUT, RATE = 0.1, 0.1, 1e-4
+PRODUCTS = 8  # of large matrices, after each turn
 SLICE = 1.0  # seconds that a turn takes at least
+SIDE = {True: 2048, False: 8192}  # of the large matrices, on a CPU and elsewhere
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Engine:
     """Something that trains."""
 
     step: Callable[[], float]  # makes one and waits for it; the loss a token
-    matmul: Callable[[int, int], None]  # multiplies two n x n matrices so many times, and waits
+    matmul: Callable[[int], int]  # multiplies two large matrices so many times, and waits; the FLOPs of one product
     memory: Callable[[], float | None]  # bytes at the peak, where it is not the process's own
 
 
@@ -116,11 +118,13 @@ def _jax_matmul(dtype: str) -> tuple[Callable, Callable]:
     def product(x, y):
         return x @ y
 
-    def matmul(n: int, times: int) -> None:
-        x = jnp.ones((n, n), dtype)
+    x = jnp.ones((SIDE[jax.default_backend() == "cpu"],) * 2, dtype)
+
+    def matmul(times: int) -> int:
         for _ in range(times):
             y = product(x, x)
         y.block_until_ready()
+        return 2 * len(x) ** 3
 
     return matmul, lambda: (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
 
@@ -238,18 +242,20 @@ def _of_torch(model: Any, device: str, size: Size, dtype: str, forward: Callable
         optimizer.step()
         return value.item()
 
-    def matmul(n: int, times: int) -> None:
-        x = torch.ones(n, n, dtype=getattr(torch, dtype), device=device)
+    x = torch.ones((SIDE[device == "cpu"],) * 2, dtype=getattr(torch, dtype), device=device)
+
+    def matmul(times: int) -> int:
         for _ in range(times):
             y = x @ x
         y[0, 0].item()
+        return 2 * len(x) ** 3
 
     return Engine(step, matmul, torch.cuda.max_memory_allocated if device == "cuda" else lambda: None)
 
 
 ENGINES = {
     "ours": ours,
-    "ours, attention dropout": lambda size, dtype: ours(size, dtype, DROPOUT),
+    "ours_attention_dropout": lambda size, dtype: ours(size, dtype, DROPOUT),
     "torch": pytorch,
     "torch.compile": lambda size, dtype: pytorch(size, dtype, compiled=True),
     "marian": marian,
@@ -264,15 +270,16 @@ def work(engine: Engine, answer: Callable[..., None]) -> None:
     started = time.perf_counter()
     engine.step()
     steps = max(1, round(SLICE / (time.perf_counter() - started)))
-    for line in sys.stdin:
-        repeat = {"step": engine.step, "peak": lambda: engine.matmul(2048, 4)}[line.strip()]
-        times = steps if line.strip() == "step" else 1
+    rss = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # noqa: E731
+    engine.matmul(1)
+    for _ in sys.stdin:
         started = time.perf_counter()
-        for _ in range(times):
-            repeat()
-        seconds = (time.perf_counter() - started) / times
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        answer(seconds=seconds, memory=engine.memory() or rss)
+        for _ in range(steps):
+            engine.step()
+        stepped = time.perf_counter()
+        work = PRODUCTS * engine.matmul(PRODUCTS)
+        peak = work / (time.perf_counter() - stepped)
+        answer(seconds=(stepped - started) / steps, peak=peak, memory=engine.memory() or rss())
 
 
 class Worker:
@@ -285,16 +292,16 @@ class Worker:
         self._process = subprocess.Popen([sys.executable, __file__, f"--worker={name}", *flags], **pipes)
         self.loss = self._answer()["loss"]
         self.first = time.monotonic() - started
-        self.memory, self.steps, self.products = 0.0, [], []
+        self.memory, self.steps, self.peaks = 0.0, [], []
 
     def turn(self) -> None:
         """Some steps, and a few products of large matrices."""
-        for what, seconds in (("peak", self.products), ("step", self.steps)):
-            self._process.stdin.write(f"{what}\n")
-            self._process.stdin.flush()
-            answer = self._answer()
-            seconds.append(answer["seconds"])
-            self.memory = answer["memory"]
+        self._process.stdin.write("turn\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self.steps.append(answer["seconds"])
+        self.peaks.append(answer["peak"])
+        self.memory = answer["memory"]
 
     def end(self) -> None:
         """Lets the process go."""
@@ -315,7 +322,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each")
     parser.add_argument(
-        "--only", nargs="+", choices=ENGINES, default=None, help="these alone; the first is compared to"
+        "--only", nargs="+", choices=ENGINES, help="these alone; the first is what others are compared to"
     )
     parser.add_argument("--flax_wmt", default="", help="the models.py of Flax's WMT example, to have that too")
     parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
@@ -343,7 +350,7 @@ def show(workers: list[Worker], size: Size, name: str) -> None:
     sizes = dict(d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary)
     config = ModelConfig(**sizes, num_encoder_layers=size.layers, num_decoder_layers=size.layers)
     step = flops.train_step(config, size.rows, size.length)
-    peak = max(4 * 2 * 2048**3 / statistics.median(worker.products) for worker in workers)
+    peak = max(statistics.median(worker.peaks) for worker in workers)
     print(f"{name}: {step / 1e9:,.1f} GFLOPs a step; peak of matrix products {peak / 1e9:,.0f} GFLOP/s")
     print("| engine | ms a step: median (spread) | target tokens a second | of the peak | GB | first step, s | speed |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
