@@ -6,8 +6,9 @@ dropout of 0.1, on rows without padding. PyTorch's layers drop attention weights
 which the paper's do not: "ours_attention_dropout" is the nearest to it.
 
 Printed are target tokens a second, the arithmetic of the matrix products (multiply-adds count as two) over the peak
-that a product of two large matrices reaches in the same run, the best of all processes; the memory at its peak, and the
-time from the start of the process to its first finished step. The last column is how often as fast as the first engine's its steps are.
+that a product of two large matrices reaches in the same run, the best of all processes; the memory at its peak, the
+time from the start of the process to its first finished step, and how often as fast as PyTorch's (or else the first
+engine's) its steps are.
 
     pip install -e '.[bench]' && python benchmarks/train_step.py --size=base
     python benchmarks/train_step.py --size=tiny --only ours torch
@@ -321,9 +322,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each")
-    parser.add_argument(
-        "--only", nargs="+", choices=ENGINES, help="these alone; the first is what others are compared to"
-    )
+    parser.add_argument("--only", nargs="+", choices=ENGINES, help="these alone")
     parser.add_argument("--flax_wmt", default="", help="the models.py of Flax's WMT example, to have that too")
     parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -352,11 +351,13 @@ def show(workers: list[Worker], size: Size, name: str) -> None:
     step = flops.train_step(config, size.rows, size.length)
     peak = max(statistics.median(worker.peaks) for worker in workers)
     print(f"{name}: {step / 1e9:,.1f} GFLOPs a step; peak of matrix products {peak / 1e9:,.0f} GFLOP/s")
-    print("| engine | ms a step: median (spread) | target tokens a second | of the peak | GB | first step, s | speed |")
+    compared = next((worker for worker in workers if worker.name == "torch"), workers[0])
+    measured = "ms a step: median (spread) | tokens a second | of the peak | GB | first step, s"
+    print(f"| engine | {measured} | / {compared.name} |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     for worker in workers:
         median = statistics.median(worker.steps)
-        ratios = [first / mine for first, mine in zip(workers[0].steps, worker.steps, strict=True)]
+        ratios = [theirs / mine for theirs, mine in zip(compared.steps, worker.steps, strict=True)]
         print(
             f"| {worker.name} | {1e3 * median:.1f} ({1e3 * min(worker.steps):.1f} to {1e3 * max(worker.steps):.1f}) "
             f"| {size.rows * size.length / median:,.0f} | {step / median / peak:.0%} | {worker.memory / 1e9:.2f} "

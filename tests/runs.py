@@ -215,8 +215,13 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def two_processes(*arguments: Sequence[str], script: Sequence[str], **options) -> list[subprocess.Popen]:
-    """Two processes of four devices each that find each other on loopback, running `script` and the arguments."""
+def two_processes(
+    *arguments: str, script: Sequence[str], own: Sequence[Sequence[str]] = ((), ()), **options
+) -> list[subprocess.Popen]:
+    """Two processes of four devices each that find each other on loopback, running `script` and the arguments.
+
+    `own`: what each of them is told besides.
+    """
     env = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")}
     port = free_port()
     return [
@@ -225,6 +230,7 @@ def two_processes(*arguments: Sequence[str], script: Sequence[str], **options) -
                 sys.executable,
                 *script,
                 *arguments,
+                *own[number],
                 f"--coordinator_address=127.0.0.1:{port}",
                 "--num_processes=2",
                 f"--process_id={number}",

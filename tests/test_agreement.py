@@ -1,0 +1,135 @@
+"""What processes must agree on: whoever differs is named, and one that dies does not keep the others waiting."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import jax
+import pytest
+import runs
+
+from flaxformer_lite.training import agreement
+
+TRAIN = ["-m", "flaxformer_lite", "train"]
+CHANGES = {**runs.TINY, "parallel.data": 8}
+
+
+@pytest.fixture
+def others_say(monkeypatch):
+    """Has process 1 of two, on host b, say what it is told to; this one is process 0, on host a."""
+
+    def say(theirs):
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        monkeypatch.setattr(agreement, "gather", lambda mine: [["a", mine[1]], ["b", theirs]])
+
+    return say
+
+
+def test_what_all_say_alike_is_agreed_on(others_say):
+    others_say({"x": 3})
+    agreement.check_same({"x": 3}, "mend it")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        ({"x": 3, "y": 7}, "y: process 0 on a has 5, process 1 on b has 7; mend it."),
+        ({"x": 3}, "y: process 0 on a has 5, process 1 on b has None; mend it."),
+        ({"x": 3, "y": 5, "z": 11}, "z: process 0 on a has None, process 1 on b has 11; mend it."),
+    ],
+)
+def test_who_says_something_else_is_named_with_both_values(others_say, theirs, message):
+    others_say(theirs)
+    with pytest.raises(ValueError) as refused:
+        agreement.check_same({"x": 3, "y": 5}, "mend it")
+    assert str(refused.value) == message
+
+
+def test_what_one_process_refuses_all_refuse_and_say_which_it_was(others_say):
+    others_say("no such dataset.")
+    with pytest.raises(ValueError, match=r"^process 1 on b: no such dataset\.$"):
+        agreement.together(lambda: 3)
+
+    def refuse():
+        raise ValueError("too long.")
+
+    others_say(None)
+    assert agreement.together(lambda: 3) == 3
+    with pytest.raises(ValueError, match=r"^process 0 on a: too long\.$"):
+        agreement.together(refuse)
+
+
+def test_one_process_agrees_with_itself(tmp_path):
+    assert agreement.gather([2, "x"]) == [[2, "x"]]
+    agreement.check_config(runs.small_config())
+    agreement.check_workdir(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ZeroDivisionError):
+        agreement.together(lambda: 1 / 0)
+
+
+def ended(processes: list[subprocess.Popen], seconds: float) -> list[tuple[int, str]]:
+    """Exit code and standard error of each, all of which end in time."""
+    end = time.monotonic() + seconds
+    try:
+        return [
+            (process.returncode, err.decode())
+            for process, (_, err) in [(each, each.communicate(timeout=end - time.monotonic())) for each in processes]
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def start(*arguments: str, **options) -> list[subprocess.Popen]:
+    """Two processes of a run."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return runs.two_processes(*runs.flags(CHANGES), *arguments, script=TRAIN, **pipes, **options)
+
+
+@pytest.mark.slow
+def test_two_processes_with_different_configs_are_refused_by_field_and_host(tmp_path):
+    own = [["--config.optim.learning_rate=0.25"], ["--config.optim.learning_rate=0.5"]]
+    processes = start(f"--workdir={tmp_path / 'run'}", own=own)
+    for code, err in ended(processes, seconds=120):
+        assert code == 2
+        (line,) = runs.error_lines(err)
+        assert "config.optim.learning_rate: process 0 on " in line and "has 0.25, process 1 on " in line
+        assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_that_do_not_see_one_folder_are_refused_within_half_a_minute(tmp_path):
+    own = [[f"--workdir={tmp_path / name}"] for name in ("mine", "yours")]
+    processes = start(own=own)
+    for code, err in ended(processes, seconds=120):
+        assert code == 2
+        (line,) = runs.error_lines(err)
+        assert "process 1 on " in line and "does not see what process 0 on " in line and "--workdir=" in line
+    assert not (tmp_path / "mine").exists() and not (tmp_path / "yours").exists()
+
+
+def step_of(workdir: Path) -> int:
+    """The last that is in the log, which may be being written."""
+    return runs.last_step(workdir) if (workdir / "metrics.jsonl").exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_is_killed_ends_the_other_with_a_message_and_the_run_goes_on_exactly(victim, tmp_path):
+    """The other ends by itself within a minute, and the two started again end as if nothing had been."""
+    steps = ["--config.train.num_steps=400", "--config.train.eval_every=200"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert [code for code, _ in ended(start(f"--workdir={whole}", *steps), seconds=300)] == [0, 0]
+    processes = start(f"--workdir={killed}", *steps)
+    runs.wait_until(lambda: step_of(killed) >= 100, processes[0], seconds=300)
+    processes[victim].send_signal(signal.SIGKILL)
+    ((code, err),) = ended([processes[1 - victim]], seconds=60)
+    processes[victim].wait()
+    assert code not in (0, 143, 130)
+    assert "another process of this run has ended" in err or "another task died" in err
+    assert 100 <= step_of(killed) < 400
+    assert [code for code, _ in ended(start(f"--workdir={killed}", *steps), seconds=300)] == [0, 0]
+    assert runs.losses(killed) == runs.losses(whole)
