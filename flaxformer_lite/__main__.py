@@ -81,6 +81,9 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     references = {str(path): command_line.read_lines(path, flag="--references") for path in request.references}
     run = trained.load(request.workdir, **request.model)
+    if request.decode and run.config.model.architecture != "encoder_decoder":
+        raise ValueError(f"--{next(iter(request.decode))}: goes with translations; this run's are not measured so.")
+    run = trained.with_decode(run, request.decode)
     measured = evaluate.evaluate_run(run, request.split, references=references, **request.resampling)
     intervals = measured.scores.intervals if measured.scores else None
     print(f"{request.workdir}, {request.split} split, {run.origin}\n{report.table(measured.values, intervals)}")

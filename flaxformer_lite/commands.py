@@ -41,6 +41,7 @@ class EvaluateRequest(NamedTuple):
     resampling: dict[str, int]  # `bootstrap` and `seed`, if they were given
     output: Path  # a folder
     model: dict[str, str]  # `average` and `parameters`, if they were given
+    decode: dict[str, object]  # fields of DecodeConfig that were given
 
 
 class ScoreRequest(NamedTuple):
@@ -165,7 +166,7 @@ def _parse_config(
 
 
 def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
-    """Flags of `evaluate`."""
+    """Flags of `evaluate`; a field of `decode` that is not given stays as the run has it."""
 
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
@@ -173,13 +174,15 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
         flags.DEFINE_list("references", [], "files to compare with, in place of the split's own", flag_values=values)
         flags.DEFINE_string("output", None, "folder to write to; default: W/samples", flag_values=values)
         _define_resampling(values)
+        _define_decode(values)
         _define_model(values)
 
-    usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--average=last:5]"
+    usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
     workdir, references = _required_workdir(values), [Path(name) for name in values.references]
     output = Path(values.output) if values.output else workdir_lib.Workdir(workdir).samples
-    return EvaluateRequest(workdir, values.split, references, _resampling(values), output, _model(values))
+    chosen = _model(values), _decode_given(values)
+    return EvaluateRequest(workdir, values.split, references, _resampling(values), output, *chosen)
 
 
 def parse_score(arguments: Sequence[str]) -> ScoreRequest:

@@ -73,12 +73,13 @@ def test_a_contradiction_between_overrides_is_refused():
 
 
 def test_evaluating_needs_a_folder_and_takes_the_test_split_unless_told():
-    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test", [], {}, Path("w/samples"), {})
+    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test", [], {}, Path("w/samples"), {}, {})
+    assert parse_evaluate(["--workdir=w", "--beam_size=3", "--alpha=1"]).decode == {"beam_size": 3, "alpha": 1.0}
     assert parse_evaluate(["--workdir=w", "--split=validation"]).split == "validation"
     flags = ["--references=a,b", "--bootstrap=1000", "--bootstrap_seed=7", "--output=o", "--average=none"]
     resampling = {"bootstrap": 1000, "seed": 7}
     references = [Path("a"), Path("b")]
-    expected = (Path("w"), "test", references, resampling, Path("o"), {"average": "none"})
+    expected = (Path("w"), "test", references, resampling, Path("o"), {"average": "none"}, {})
     assert parse_evaluate(["--workdir=w", *flags]) == expected
 
 

@@ -203,6 +203,16 @@ def test_evaluate_compares_with_files_and_tells_how_sure_it_is(finished_run, com
     assert json.loads(scores.read_text())["references"] == [str(kept)]
 
 
+@pytest.mark.slow
+def test_evaluate_decodes_as_it_is_told_and_says_so(finished_run, finished_classifier, command, tmp_path, capfd):
+    command("evaluate", f"--workdir={finished_run}", "--method=beam", "--beam_size=2", f"--output={tmp_path}")
+    (scores,) = tmp_path.glob("*.beam-beam_size=2.scores.json")
+    assert json.loads(scores.read_text())["sentences"] == 24
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["evaluate", f"--workdir={finished_classifier}", "--method=beam"])
+    assert ended.value.code == 2 and "--method: goes with translations" in capfd.readouterr().err
+
+
 def mean_of(arrays: list[dict[str, np.ndarray]], part: str) -> dict[str, np.ndarray]:
     """The mean of the arrays of a part over checkpoints."""
     names = [name for name in arrays[0] if name.startswith(f"{part}[")]
