@@ -69,6 +69,7 @@ class DataConfig:
     subword_sampling: float = 0.0  # training texts cut anew each epoch: 'bpe' dropout, 'unigram' alpha; 0: always alike
     tokens_per_batch: int = 25000  # target positions of a batch, padding included; section 5.1
     buckets: tuple[int, ...] = (32, 64, 128, 256)  # lengths batches are padded to; one compilation each
+    num_buckets: int | None = None  # so many lengths, chosen from the texts to leave least padding; None: `buckets`
     packing: bool = False  # texts, or pairs, one after another in rows of the longest bucket, each on its own
     rows_multiple: int = 8  # a batch's rows are a multiple of this, so that devices can share them
     seed: int = 0  # of the order of examples
@@ -180,7 +181,7 @@ AT_LEAST_ONE = """
     model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
     data.vocabulary_sample data.longest_line optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
     train.eval_every train.checkpoint_every train.keep_newest train.patience decode.top_k decode.beam_size
-    decode.no_repeat_ngram decode.iterations decode.length_candidates decode.tokens_per_batch
+    data.num_buckets decode.no_repeat_ngram decode.iterations decode.length_candidates decode.tokens_per_batch
 """.split()
 AT_LEAST_ZERO = """
     train.keep_best train.decode_examples decode.max_extra_length decode.min_length data.seed train.seed decode.seed
@@ -200,6 +201,7 @@ READ_IF = {
     **dict.fromkeys(("model.relative_clip", "model.relative_values"), ("model.position", "relative")),
     "model.rope_base": ("model.position", "rotary"),
     "model.pooling": ("model.architecture", "encoder_classifier"),
+    "data.num_buckets": ("data.packing", False),
     "data.pretokenized": ("model.architecture", "encoder_decoder"),
     **dict.fromkeys(
         [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")

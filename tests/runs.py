@@ -65,6 +65,7 @@ CLASSIFIER = {
     "data.train_split": "train[:2000]",
     "data.validation_split": "validation[:100]",
     "data.test_split": "test[:100]",
+    "data.num_buckets": 2,
     "data.vocab_size": 1200,  # in so few pieces that many letters are bytes
     "optim.learning_rate": 2e-2,
     "train.checkpoint_every": 24,

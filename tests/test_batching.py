@@ -1,9 +1,11 @@
 """The plan of an epoch: every example once, in a row of its own or packed, as a function of (seed, step)."""
 
+import itertools
+
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
+from flaxformer_lite.data.batching import BatchPlan, PackedPlan, best_buckets, bucket_rows
 
 BUCKETS, TOKENS, MULTIPLE = (7, 13, 29), 200, 3
 
@@ -289,3 +291,30 @@ def test_texts_of_many_lengths_leave_less_than_two_percent_of_padding():
 def test_no_text_to_pack_is_refused(length):
     with pytest.raises(ValueError, match=rf"^None of {len(length)} examples can be used"):
         make_packed(np.array(length, int))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_the_best_buckets_leave_the_fewest_positions_empty_of_all_that_there_are(seed, count):
+    length_N = np.random.default_rng(seed).geometric(0.2, 61).clip(max=17)
+
+    def positions(buckets):
+        return sum(min(bucket for bucket in buckets if bucket >= length) for length in length_N)
+
+    longest = int(length_N.max())
+    every = [(*others, longest) for others in itertools.combinations(range(1, longest), count - 1)]
+    found = best_buckets(length_N, count)
+    assert list(found) == sorted(set(found)) and found[-1] == longest and len(found) == count
+    assert positions(found) == min(map(positions, every)) >= length_N.sum()
+
+
+def test_there_are_no_more_buckets_than_lengths():
+    assert best_buckets(np.array([7, 3, 7, 5]), 11) == (3, 5, 7)
+
+
+def test_a_plan_that_chooses_its_buckets_leaves_less_padding_and_uses_the_same_examples(plan):
+    chosen = make(num_buckets=len(BUCKETS))
+    assert chosen.usable.tolist() == plan.usable.tolist()
+    assert chosen.buckets[-1] <= BUCKETS[-1] and len(chosen.buckets) == len(BUCKETS)
+    assert chosen.positions < plan.positions
+    assert max(length for length, _ in epoch(chosen, 0)) == chosen.buckets[-1]

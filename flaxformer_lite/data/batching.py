@@ -18,6 +18,28 @@ def bucket_rows(buckets: Sequence[int], *, tokens_per_batch: int, rows_multiple:
     return [tokens_per_batch // length // rows_multiple * rows_multiple for length in buckets]
 
 
+def best_buckets(length_N: np.ndarray, count: int) -> tuple[int, ...]:
+    """The `count` lengths that leave the fewest positions empty, if each text lies in the shortest that holds it.
+
+    All of them where fewer lengths occur. By dynamic programming over the lengths: exact.
+    """
+    lengths, texts = np.unique(length_N, return_counts=True)
+    lengths, below = np.concatenate([[0], lengths]), np.concatenate([[0], np.cumsum(texts)])
+    # From the texts of the first j lengths to those of the first i: one more bucket, of the i-th length.
+    added_JI = (below - below[:, None]) * lengths.astype(np.float64)
+    added_JI[np.tril_indices(len(lengths))] = np.inf
+    positions_I, before = np.where(lengths == 0, 0.0, np.inf), []
+    for _ in range(min(count, len(lengths) - 1)):
+        total_JI = positions_I[:, None] + added_JI
+        before.append(total_JI.argmin(axis=0))
+        positions_I = total_JI.min(axis=0)
+    chosen, last = [], len(lengths) - 1
+    for before_I in reversed(before):
+        chosen.append(int(lengths[last]))
+        last = before_I[last]
+    return tuple(reversed(chosen))
+
+
 class BatchPlan:
     """The order of training: every example once an epoch, in a row of its own, among others of like length.
 
@@ -43,11 +65,13 @@ class BatchPlan:
         buckets: Sequence[int],
         tokens_per_batch: int,
         rows_multiple: int = 1,
+        num_buckets: int | None = None,
         seed: int = 0,
     ):
         """Lengths count tokens without the end symbol; every side of an example needs room for one more.
 
-        A side that the examples do not have is None.
+        A side that the examples do not have is None. With `num_buckets` so many are chosen, none over the longest of
+        `buckets`: see `best_buckets`.
 
         Raises:
           ValueError: no example is left to train on.
@@ -57,6 +81,7 @@ class BatchPlan:
         need_N = np.maximum.reduce(sides).astype(np.int32) + 1
         self.usable, self.empty, self.too_long = _usable(np.minimum.reduce(sides), need_N, buckets)
         self.tokens = tuple(_with_ends(length_N, self.usable) for length_N in sides)
+        buckets = buckets if num_buckets is None else best_buckets(need_N[self.usable], num_buckets)
         self._bucket_N = np.searchsorted(buckets, need_N).astype(np.min_scalar_type(len(buckets)))
         count = np.bincount(self._bucket_N[self.usable])
         self.buckets = tuple(buckets[: len(count)])  # longer ones stay without a batch

@@ -1,6 +1,7 @@
 """From the config to all that a run reads: examples as ids and, where they are needed, as text; tokenizer and plan."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,7 +166,8 @@ def _plan(
     source_length_N: np.ndarray | None, target_length_N: np.ndarray | None, config: Config
 ) -> BatchPlan | PackedPlan:
     data = config.data
-    return (PackedPlan if data.packing else BatchPlan)(
+    make = PackedPlan if data.packing else functools.partial(BatchPlan, num_buckets=data.num_buckets)
+    return make(
         source_length_N,
         target_length_N,
         buckets=data.buckets,
@@ -176,9 +178,9 @@ def _plan(
 
 
 def possible_shapes(config: Config) -> list[tuple[int, int]]:
-    """The (rows, length) of batches that `config.data` allows, known before any data is."""
+    """The (rows, length) of batches that `config.data` allows, as far as they are known before any data is."""
     data = config.data
-    buckets = data.buckets[-1:] if data.packing else data.buckets
+    buckets = data.buckets if data.num_buckets is None and not data.packing else data.buckets[-1:]
     rows = bucket_rows(buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple)
     return list(zip(rows, buckets, strict=True))
 

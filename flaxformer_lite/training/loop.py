@@ -101,8 +101,9 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         checkpoints.close()
         return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths))
     fresh = None if restored else Background().submit(mode.make_state, initial_state)
-    if done < config.train.num_steps and mode.compiles_ahead:
-        programs.start_all()
+    ahead = done < config.train.num_steps and mode.compiles_ahead
+    if ahead and config.data.num_buckets is None:
+        programs.start_all(pipeline.possible_shapes(config))
     data = agreement.together(lambda: wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer)))
     _check_tokenizer(data.tokenizer, config, paths)
     identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
@@ -110,6 +111,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     agreement.check_same(fingerprints, "give every process the same files")
     if restored:
         _check_identity(restored[1], identity, paths)
+    if ahead:
+        programs.start_all(data.train.plan.shapes())
     state = mode.put_state(_from_parts(restored[0])) if restored else wait(fresh)
 
     stop = StopTogether(interrupt, mesh)

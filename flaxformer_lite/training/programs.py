@@ -1,7 +1,7 @@
 """The training step, compiled for each shape of batch in a thread of its own, so that nothing waits needlessly."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -36,9 +36,9 @@ class Programs:
             self._of_shape[shape] = self._thread.submit(compile_step)
         return self._of_shape[shape]
 
-    def start_all(self) -> None:
-        """Compiles it for all shapes that batches may have."""
-        for shape in pipeline.possible_shapes(self._config):
+    def start_all(self, shapes: Iterable[Shape]) -> None:
+        """Compiles it for all of `shapes`."""
+        for shape in shapes:
             self.start(shape)
 
     def next(self, shape: Shape) -> Future:
