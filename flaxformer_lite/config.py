@@ -296,6 +296,9 @@ def _check_contradictions(config: Config) -> None:
         other, wanted = READ_IF[name]
         if getattr(getattr(config, other.split(".")[0]), other.split(".")[1]) != wanted:
             raise ValueError(f"config.{name}: goes with {other}={wanted!r} only; set that, or leave this one out.")
+    for name in sorted(changed) if config.model.architecture == "encoder_classifier" else ():
+        if name.startswith(("decode.", "model.output_bias", "model.tie_embeddings")):
+            raise ValueError(f"config.{name}: a classifier writes no text, and would ignore it; leave it unset.")
     if not data.buckets or list(data.buckets) != sorted(set(data.buckets)) or data.buckets[0] < 1:
         raise ValueError(f"config.data.buckets: expected increasing positive lengths, got {data.buckets}.")
     if data.buckets[-1] > config.model.max_length:

@@ -41,6 +41,7 @@ OPTIONAL = {
     "data.validation_dataset": "wmt13_translate/de-en",
     "data.test_dataset": "wmt15_translate/de-en",
     "data.text_features": "premise,hypothesis",
+    "data.num_buckets": 3,
     "optim.clip_norm": 0.5,
     "train.average": "last:2",
     "train.ema_decay": 0.99,
@@ -191,7 +192,7 @@ def test_only_the_choices_of_a_field_are_taken(name):
 @pytest.mark.parametrize(("name", "value"), [
     ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0), ("model.pooling", "first"),
     ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5), ("decode.seed", 3),
-    ("data.pretokenized", True),
+    ("data.pretokenized", True), ("data.num_buckets", 3),
     ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3), ("decode.length_candidates", 3),
 ])  # fmt: skip
 def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, value):
@@ -200,14 +201,14 @@ def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, v
     assert getattr(getattr(resolve(where_read(name, value)), section), field) == value
     elsewhere = {}
     if attribute(Config(), other) == wanted:
-        elsewhere = {other: next(choice for choice in config_lib.CHOICES[other] if choice != wanted)}
+        elsewhere = {other: next(choice for choice in config_lib.CHOICES.get(other, (True,)) if choice != wanted)}
     with pytest.raises(ValueError) as caught:
         resolve(nested(**{key.replace(".", "__"): each for key, each in {name: value, **elsewhere}.items()}))
     assert str(caught.value).startswith(f"config.{name}: goes with {other}={wanted!r} only")
 
 
 def test_every_field_that_is_read_only_sometimes_is_in_the_test_above():
-    assert len(config_lib.READ_IF) == 13
+    assert len(config_lib.READ_IF) == 14
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
@@ -279,6 +280,9 @@ def test_every_field_with_a_rule_exists(names):
         (dict(train__best_metric="chrf", data__pretokenized=True), "train.best_metric", "choose 'bleu_tokenized'"),
         (dict(train__best_metric="bleu_tokenized"), "train.best_metric", "choose 'bleu' or 'chrf'"),
         (dict(model__architecture="encoder_classifier", data__packing=True), "data.packing", "a row of its own"),
+        (dict(model__architecture="encoder_classifier", decode__method="beam"), "decode.method", "writes no text"),
+        (dict(model__architecture="encoder_classifier", model__output_bias=True), "model.output_bias", "no text"),
+        (dict(data__num_buckets=3, data__packing=True), "data.num_buckets", "data.packing=False"),
         (dict(model__decoder="masked"), "decode.method", "'greedy' writes token by token"),
         (dict(**MASKED, model__architecture="decoder_lm"), "model.decoder", "encoder_decoder' only, which tells"),
         (dict(**MASKED, model__position="none"), "model.position", "cannot tell the masked tokens"),
@@ -466,11 +470,13 @@ def test_differences_name_the_field_with_both_values():
 
 def test_on_resume_only_these_fields_may_differ():
     free = {f"{s}.{f}" for s, f in FIELDS if f"{s}.{f}".startswith(MAY_DIFFER_ON_RESUME)}
-    train = "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience decode_examples"
+    train = (
+        "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience decode_examples profile"
+    )
     expected = {f"train.{name}" for name in train.split()} | {
         f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")
     }
-    assert free == expected | {"model.backend"}  # which computes the same
+    assert free == expected | {"model.backend", "model.remat"}  # which computes the same
 
 
 def test_the_vocabulary_of_the_model_is_that_of_the_tokenizer():

@@ -251,7 +251,7 @@ run(LineJob(Path(sys.argv[1]), Path(sys.argv[2]), window=3), answer, asked=dict)
 
 
 def test_a_job_killed_at_random_moments_and_started_again_writes_what_one_never_stopped_does(job):
-    command, rng = [sys.executable, "-c", SLOW, str(job.input), str(job.output)], np.random.default_rng()
+    command, rng = [sys.executable, "-c", SLOW, str(job.input), str(job.output)], np.random.default_rng(7)
     begun, killed = [], 0
     while not job.output.exists():
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from flaxformer_lite.data import line_windows
-from flaxformer_lite.data.line_windows import LineReader, Window, as_text
+from flaxformer_lite.data.line_windows import LineReader, Window, as_text, decode_line
 
 RAW = "".join(f"line {i} é\r\n" if i % 3 else "\n" for i in range(17)).encode() + b"the last"
 LINES = [f"line {i} é" if i % 3 else "" for i in range(17)] + ["the last"]
@@ -77,6 +77,10 @@ def test_what_was_skipped_has_another_fingerprint_once_a_byte_of_it_or_its_end_i
     for changed in (RAW[:30] + b"x" + RAW[31:], RAW[:49]):
         path.write_bytes(changed)
         assert fingerprint() != before
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line_and_elsewhere_is_text():
+    assert [decode_line(b"\xef\xbb\xbfab\r\n", "a", number) for number in (1, 2)] == ["ab", "\ufeffab"]
 
 
 def test_a_line_that_is_not_utf_8_is_refused_by_its_number_in_the_whole_file(path):

@@ -1,5 +1,6 @@
 """Lines of text read some at a time, so that an input of any size, or one without end, takes little memory."""
 
+import codecs
 import hashlib
 import io
 import os
@@ -30,7 +31,8 @@ class Window(NamedTuple):
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
-    """A line without its end (LF or CRLF); ValueError if it is not UTF-8."""
+    """A line without its end (LF or CRLF), the first without a byte order mark; ValueError if it is not UTF-8."""
+    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     try:
         return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
