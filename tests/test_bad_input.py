@@ -204,11 +204,13 @@ def test_a_tokenizer_that_is_none_is_refused_by_its_path(refused, finished_run, 
         assert "run/tokenizer.model: expected a SentencePiece model" in refused(*arguments, "--workdir=run")
 
 
-READING = [("translate", "finished_run", 127), ("classify", "finished_classifier", 126)]  # and what a text may have
+# Commands that read lines, a run of theirs, and how many tokens a text may have.
+READING = [("translate", "finished_run", 127)]
+READING += [pytest.param("classify", "finished_classifier", 126, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize(("command", "run"), [row[:2] for row in READING])
-def test_input_that_is_not_utf8_is_named_by_file_and_line(refused, request, tmp_path, command, run):
+@pytest.mark.parametrize(("command", "run", "longest"), READING)
+def test_input_that_is_not_utf8_is_named_by_file_and_line(refused, request, tmp_path, command, run, longest):
     workdir = request.getfixturevalue(run)
     (tmp_path / "latin1.txt").write_bytes("one\nzwei\nk\xe4se\n".encode("latin-1"))
     message = refused(command, f"--workdir={workdir}", "--input=latin1.txt", "--output=out.txt")
@@ -227,6 +229,7 @@ def test_a_sentence_that_the_model_cannot_take_is_refused_by_its_number(
     assert ("or have that done by --long=split. It begins: '1 1 " in message) == (command == "translate")
 
 
+@pytest.mark.slow
 def test_a_prompt_that_the_model_cannot_take_is_refused(refused, finished_language_model):
     message = refused("generate", f"--workdir={finished_language_model}", f"--prompt={'1 ' * 200}", "--output=out.txt")
     assert "the model takes at most 127; split it" in message

@@ -94,6 +94,7 @@ def test_a_run_that_ends_before_all_is_compiled_says_that_nothing_was_traced(tmp
     assert "no step was traced" in shown[0] and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_shows_the_table_and_leaves_the_trace(tmp_path, capfd):
     assert runs.fit(tmp_path / "run", {**runs.TINY, "train.profile": True, "train.num_steps": 24}) == 0
     err = capfd.readouterr().err

@@ -19,9 +19,10 @@ V, ROWS, LENGTH, CLASSES = 37, 5, 11, 3
 MODEL = ModelConfig(vocab_size=V, d_model=22, num_heads=2, d_ff=29, num_encoder_layers=1, num_decoder_layers=1)
 MODEL = dataclasses.replace(MODEL, num_classes=CLASSES, dropout=0.3, max_length=LENGTH)
 # In every shape, and with every way in which positions reach a layer from outside it.
-CASES = [("dots", dict(architecture=architecture)) for architecture in CHOICES["model.architecture"]]
-CASES += [("full", dict(position="t5_bias")), ("full", dict(position="relative", relative_values=True))]
-CASES += [("full", dict(decoder="masked"))]
+CASES = [("dots", dict(architecture="encoder_decoder")), ("full", dict(position="t5_bias"))]
+MORE = [("dots", dict(architecture=architecture)) for architecture in ("encoder_classifier", "decoder_lm")]
+MORE += [("full", dict(position="relative", relative_values=True)), ("full", dict(decoder="masked"))]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE]
 
 
 def batch() -> dict[str, jax.Array]:

@@ -114,6 +114,7 @@ def assert_trains_as_one_device(sizes: tuple[int, int, int]) -> None:
     assert {x.addressable_shards[0].data.shape for x in kernels} == {(16 // fsdp, 32 // tensor)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_a_mesh_of_all_three_axes_trains_as_one_device_and_its_checkpoint_goes_on_elsewhere(saved):
     assert_trains_as_one_device((2, 2, 2))
