@@ -45,8 +45,8 @@ def train(arguments: Sequence[str]) -> int:
         if jax.process_count() == 1:
             raise
         complain(
-            f"another process of this run has ended, or cannot be reached; its own log says why. To go on from the "
-            f"newest checkpoint, start all of them again with the same --workdir. ({str(error).splitlines()[0]})"
+            f"{str(error).splitlines()[0]}: most likely another process of this run has ended; its own log says why. "
+            "To go on from the newest checkpoint, start all of them again with the same --workdir."
         )
         return 1
 

@@ -46,7 +46,7 @@ class Programs:
         if not self._told and all(program.done() for program in self.futures()) and (known := self._memory()):
             self._told = True
             largest = max(known, key=lambda each: known[each].total)
-            report.say(memory.table({largest: known[largest]}, self._mode.mesh.devices.flat[0]))
+            report.say(memory.table({largest: known[largest]}, self._mode.mesh.local_devices[0]))
         return self._thread.hurry(self.start(shape))
 
     def compile_next(self, compile: Callable[[], Any]) -> Future:
@@ -62,7 +62,7 @@ class Programs:
         if not memory.is_lack_of(error):
             return error
         known = self._memory()
-        what = memory.table(known, self._mode.mesh.devices.flat[0]) + "\n" if known else ""
+        what = memory.table(known, self._mode.mesh.local_devices[0]) + "\n" if known else ""
         return memory.OutOfMemory(f"out of memory: {str(error).splitlines()[0]}\n{what}{memory.ADVICE}")
 
     def _memory(self) -> dict[Shape, memory.Memory]:
