@@ -1,0 +1,62 @@
+"""The memory that a compiled step takes, told and explained."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_lite.training import memory
+from flaxformer_lite.training.memory import Memory
+
+N = 257
+
+
+def test_a_program_tells_what_it_holds_and_what_it_needs_in_between():
+    """The state is given away, so its memory is that of the next one; the batch is read."""
+
+    def step(state, batch):
+        outer = jnp.tanh(jnp.outer(batch, batch))  # N x N, both factors of the product
+        return state + jnp.linalg.matmul(outer, outer).sum(axis=0)
+
+    state = jax.ShapeDtypeStruct((N,), jnp.float32)
+    compiled = jax.jit(step, donate_argnums=0).lower(state, state).compile()
+    found = memory.of_program(compiled)
+    assert found.state == 2 * 4 * N
+    assert found.temporary >= 4 * N * N
+    assert found.total == found.state + found.temporary
+
+
+def test_what_cannot_tell_is_not_asked():
+    assert memory.of_program(lambda state, batch: state) is None
+
+
+def test_the_shapes_that_take_most_come_first():
+    of_shape = {(3, 5): Memory(10**9, 2 * 10**9), (7, 11): Memory(10**9, 4 * 10**9)}
+    first, *lines = memory.table(of_shape, jax.local_devices()[0]).splitlines()
+    assert first == "memory of a device (cpu), by the compiler, in GB:"
+    assert lines == [
+        "  batch of 7 x 11: 5: state and batch 1, within the step 4",
+        "  batch of 3 x 5: 3: state and batch 1, within the step 2",
+    ]
+
+
+class Device:
+    """As much of an accelerator as is asked for."""
+
+    device_kind = "NVIDIA H200"
+
+    def memory_stats(self):
+        return {"bytes_limit": 141 * 10**9}
+
+
+def test_of_an_accelerator_it_says_how_much_there_is():
+    assert "(NVIDIA H200, which has 141 GB)" in memory.table({(3, 5): Memory(1, 1)}, Device())
+
+
+def test_a_lack_of_memory_is_known_from_other_errors():
+    with pytest.raises(jax.errors.JaxRuntimeError) as error:
+        jnp.zeros((2**22, 2**22)).block_until_ready()  # 64 TiB
+    assert memory.is_lack_of(error.value)
+    with pytest.raises(Exception) as other:
+        jnp.asarray(np.ones(3)).reshape(2)
+    assert not memory.is_lack_of(other.value)
