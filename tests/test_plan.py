@@ -97,7 +97,7 @@ def test_the_state_is_that_of_the_parameters_moments_and_batch():
 def test_a_step_takes_the_time_of_its_products_and_its_messages():
     found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1e12, sent={"all-reduce": 11 * 10**9})
     h100 = ACCELERATORS["h100"]
-    assert found.seconds(h100, 0.5) == pytest.approx(1e12 / (989e12 * 0.5) + 11e9 / 450e9)
+    assert found.seconds(h100, 0.5) == pytest.approx((1e12 / (989e12 * 0.5), 11e9 / 450e9))
     assert found.memory.total == 12
     text = plan.table([found], parallel.make_mesh(8), "h100", 0.5)
     assert (

@@ -28,9 +28,9 @@ class Plan:
     flops: float  # of matrix multiplications
     sent: dict[str, int]  # bytes by kind of message
 
-    def seconds(self, accelerator: Accelerator, utilization: float) -> float:
-        """Of a step that uses this share of the peak, and then sends: nothing overlaps, so it may be faster."""
-        return self.flops / (accelerator.flops * utilization) + sum(self.sent.values()) / accelerator.link
+    def seconds(self, accelerator: Accelerator, utilization: float) -> tuple[float, float]:
+        """Of arithmetic at this share of the peak, and of sending; a step takes both, or less where they overlap."""
+        return self.flops / (accelerator.flops * utilization), sum(self.sent.values()) / accelerator.link
 
 
 def plan(config: Config, mesh: jax.sharding.Mesh) -> list[Plan]:
@@ -58,7 +58,8 @@ def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: fl
     """The plans as text: a line each for memory, arithmetic, messages and the speed that they allow."""
     accelerator, lines = ACCELERATORS[name], []
     for each in plans:
-        seconds = each.seconds(accelerator, utilization)
+        computing, sending = each.seconds(accelerator, utilization)
+        seconds = computing + sending
         parts = ", ".join(f"{kind} {count / 1e6:,.3g}" for kind, count in each.sent.items()) or "none"
         memory = each.memory
         share = f"{memory.total / accelerator.memory:.0%} of {name}'s {accelerator.memory / 1e9:.0f} GB"
@@ -68,8 +69,10 @@ def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: fl
             f"within the step {memory.temporary / 1e9:,.3g} (estimate of the CPU compiler)",
             f"  arithmetic {each.flops / 1e9:,.3g} GFLOPs of matrix products",
             f"  sends      {sum(each.sent.values()) / 1e6:,.3g} MB: {parts}",
-            f"  speed      {each.rows * each.length / seconds:,.0f} target positions a second at most, at "
-            f"{utilization:.0%} of {accelerator.flops / 1e12:.0f} TFLOP/s and messages one after another",
+            f"  speed      {each.rows * each.length / seconds:,.0f} target positions a second, at {utilization:.0%} of "
+            f"{accelerator.flops / 1e12:.0f} TFLOP/s and messages one after another",
+            f"  scaling    {computing / seconds:.0%} of as many devices that need not send; "
+            f"{computing / max(computing, sending):.0%} if messages hide behind arithmetic",
         ]
     return "\n".join(lines)
 
