@@ -235,8 +235,8 @@ def test_a_prompt_that_the_model_cannot_take_is_refused(refused, finished_langua
     assert "the model takes at most 127; split it" in message
 
 
-@pytest.mark.parametrize(("command", "run"), [row[:2] for row in READING])
-def test_an_input_or_output_that_cannot_be_opened_is_named(refused, request, tmp_path, command, run):
+@pytest.mark.parametrize(("command", "run", "longest"), READING)
+def test_an_input_or_output_that_cannot_be_opened_is_named(refused, request, tmp_path, command, run, longest):
     workdir = request.getfixturevalue(run)
     (tmp_path / "in.txt").write_text("one\n")
     assert "--input=none.txt" in refused(command, f"--workdir={workdir}", "--input=none.txt")
