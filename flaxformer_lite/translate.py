@@ -106,6 +106,8 @@ class LineTranslator:
         self._translator, self._run, self._n_best, self._long = translator, translator.run, n_best, long
         if long not in LONG:
             raise ValueError(f"long: expected {' or '.join(LONG)}, got {long!r}.")
+        if prefix is not None and self._run.config.decode.method == "mask_predict":
+            raise ValueError("--prefix: decode.method='mask_predict' writes all tokens at once; leave it out.")
         if n_best and long == "split":
             raise ValueError("--long=split: goes with one translation a line; leave out --n_best.")
         if n_best:

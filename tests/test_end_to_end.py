@@ -454,6 +454,8 @@ def test_a_masked_decoder_learns_goes_on_after_a_stop_and_translates(tmp_path):
     assert written and not empty
     with pytest.raises(ValueError, match=r"^config\.decode\.method: 'beam' writes token by token"):
         translate.load(tmp_path / "run", method="beam")
+    with pytest.raises(ValueError, match=r"^--prefix: decode\.method='mask_predict' writes all tokens at once"):
+        translate.LineTranslator(translator, prefix="3")
 
 
 # Pictures.
