@@ -101,9 +101,10 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         checkpoints.close()
         return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths))
     fresh = None if restored else Background().submit(mode.make_state, initial_state)
+    if fresh and jax.process_count() > 1:  # what all devices run, they must run in the same order
+        wait(fresh)
     ahead = done < config.train.num_steps and mode.compiles_ahead
-    if ahead and config.data.num_buckets is None:
-        programs.start_all(pipeline.possible_shapes(config))
+    programs.start_all(pipeline.possible_shapes(config) if ahead and config.data.num_buckets is None else ())
     data = agreement.together(lambda: wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer)))
     _check_tokenizer(data.tokenizer, config, paths)
     identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
