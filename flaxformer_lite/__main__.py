@@ -42,6 +42,9 @@ def train(arguments: Sequence[str]) -> int:
         complain(str(error))
         return 1
     except jax.errors.JaxRuntimeError as error:
+        if memory.is_lack_of(error):  # before there was a step, as for the state alone
+            complain(f"out of memory: {str(error).splitlines()[0]}\n{memory.ADVICE}")
+            return 1
         if jax.process_count() == 1:
             raise
         complain(
@@ -82,7 +85,9 @@ def evaluate(arguments: Sequence[str]) -> int:
     references = {str(path): command_line.read_lines(path, flag="--references") for path in request.references}
     run = trained.load(request.workdir, **request.model)
     if request.decode and run.config.model.architecture != "encoder_decoder":
-        raise ValueError(f"--{next(iter(request.decode))}: goes with translations; this run's are not measured so.")
+        raise ValueError(
+            f"--{next(iter(request.decode))}: goes with translations, and this run's model writes none to be measured."
+        )
     run = trained.with_decode(run, request.decode)
     measured = evaluate.evaluate_run(run, request.split, references=references, **request.resampling)
     intervals = measured.scores.intervals if measured.scores else None

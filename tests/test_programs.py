@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+import runs
 
 from flaxformer_lite.config import Config
 from flaxformer_lite.training import memory, parallel
@@ -90,3 +91,13 @@ def test_what_does_not_compile_says_so_to_whoever_waits(programs):
     with pytest.raises(ZeroDivisionError):
         broken.next(SHAPES[0]).result(60)
     assert "out of memory" in str(broken.explained(RuntimeError("RESOURCE_EXHAUSTED: no")))
+
+
+@pytest.mark.slow
+def test_a_run_that_no_device_can_hold_ends_with_what_takes_the_memory_and_what_to_do(tmp_path):
+    process = runs.run("train", *runs.flags({"model.d_ff": 2**40}), f"--workdir={tmp_path / 'run'}")
+    assert process.returncode == 1
+    (line,) = runs.error_lines(process.stderr)
+    assert line.startswith("error: out of memory: ") and "Out of memory allocating" in line
+    assert "memory of a device (cpu)" in process.stderr and "model.remat='dots'" in process.stderr
+    assert "Traceback" not in process.stderr

@@ -10,6 +10,7 @@ Files are plain, or gzip where their names end in .gz, and only LF ends a line. 
               with unequal numbers of lines, a split without an example that is left. Nothing there could be dropped.
 """
 
+import codecs
 import dataclasses
 import functools
 import gzip
@@ -38,7 +39,6 @@ TOO_LONG, NOT_UTF8, COLUMNS, NOT_JSON, NO_KEY, NO_TEXT, CONTROL, SEPARATOR, UNKN
 # LF is one; and halves of surrogate pairs, which JSON can escape and UTF-8 cannot write.
 UNWANTED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 SEPARATORS = "\n\x0b\x0c\r\x1c\x1d\x1e\x85\u2028\u2029"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LABEL = "label"
 CHUNK = 1 << 20  # bytes that are read at a time
 SHARD_CHARACTERS = 1 << 26  # of text in one file of the dataset, about
@@ -181,7 +181,7 @@ def lines(path: str, *, longest: int) -> Iterator[bytes]:
     Raises:
       ValueError: the file cannot be read to its end.
     """
-    limit, number = longest + len(BYTE_ORDER_MARK + b"\r\n") + 1, 0
+    limit, number = longest + len(codecs.BOM_UTF8 + b"\r\n") + 1, 0
     try:
         with _open(path) as file:
             while line := file.readline(limit):
@@ -189,7 +189,7 @@ def lines(path: str, *, longest: int) -> Iterator[bytes]:
                 while end and not end.endswith(b"\n"):
                     end = file.readline(CHUNK)
                 if number == 0:
-                    line = line.removeprefix(BYTE_ORDER_MARK)
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
                 number += 1
     except (OSError, EOFError, zlib.error) as error:  # gzip raises all three

@@ -51,7 +51,8 @@ def traced(
     try:
         for number, batch in enumerate(batches):
             if steps == TRACED and running:
-                running = _end(folder, steps, programs, wait, show)
+                running = False
+                _end(folder, steps, programs, wait, show)
             if steps == -1 and number >= WARM and all(program.done() for program in programs()):
                 wait()
                 jax.profiler.start_trace(str(folder))
@@ -59,7 +60,8 @@ def traced(
             steps += running
             yield batch
         if running:
-            running = _end(folder, steps, programs, wait, show)
+            running = False
+            _end(folder, steps, programs, wait, show)
         if steps == -1:
             show("train.profile: no step was traced: the run ended before all shapes of batches were compiled")
     finally:
@@ -67,13 +69,12 @@ def traced(
             jax.profiler.stop_trace()
 
 
-def _end(folder: Path, steps: int, programs: Callable, wait: Callable[[], None], show: Callable[[str], None]) -> bool:
-    """Ends the trace and shows its table; returns that no trace runs any more."""
+def _end(folder: Path, steps: int, programs: Callable, wait: Callable[[], None], show: Callable[[str], None]) -> None:
+    """Ends the trace and shows its table."""
     wait()
     jax.profiler.stop_trace()
     texts = [each.result().as_text() for each in programs() if hasattr(each.result(), "as_text")]
     show(f"traced {steps} steps into {folder}\n" + table(operations(folder, texts), steps))
-    return False
 
 
 def table(found: Sequence[Operation], steps: int) -> str:

@@ -43,11 +43,16 @@ class Programs:
 
     def next(self, shape: Shape) -> Future:
         """The program for `shape`, which is compiled next if it is not yet."""
-        if not self._told and all(program.done() for program in self.futures()) and (known := self._memory()):
+        if not self._told and self._of_shape and all(program.done() for program in self.futures()):
             self._told = True
+            self._tell()
+        return self._thread.hurry(self.start(shape))
+
+    def _tell(self) -> None:
+        """Says what the largest step takes of a device, if it can be known."""
+        if known := self._memory():
             largest = max(known, key=lambda each: known[each].total)
             report.say(memory.table({largest: known[largest]}, self._mode.mesh.local_devices[0]))
-        return self._thread.hurry(self.start(shape))
 
     def compile_next(self, compile: Callable[[], Any]) -> Future:
         """Another program, as what evaluates, compiled next."""
