@@ -294,10 +294,11 @@ TAKEN_UP = [
     ("one device", SPLIT),
     (SPLIT, "mesh of 8"),
 ]
-# What is split goes on in every other way in test_sharding.py.
+# What is split goes on in every other way in test_sharding.py, and is made of what pmap held whole here.
 OTHER_PAIRS = [
     (a, b) for a in EVERY_WAY for b in EVERY_WAY if a != b and (a, b) not in TAKEN_UP and SPLIT not in (a, b)
 ]
+OTHER_PAIRS += [("pmap over 2 x 4", SPLIT)]
 
 
 def half_of(workdir: Path, target: Path) -> Path:
