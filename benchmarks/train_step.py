@@ -343,12 +343,12 @@ def main() -> None:
 
 def show(workers: list[Worker], size: Size, name: str) -> None:
     """The table; the peak is the best product of any engine."""
-    from flaxformer_lite.config import ModelConfig
+    from flaxformer_lite.config import Config, ModelConfig
     from flaxformer_lite.training import flops
 
     sizes = dict(d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary)
     config = ModelConfig(**sizes, num_encoder_layers=size.layers, num_decoder_layers=size.layers)
-    step = flops.train_step(config, size.rows, size.length)
+    step = flops.train_step(Config(model=config), size.rows, size.length)
     peak = max(statistics.median(worker.peaks) for worker in workers)
     print(f"{name}: {step / 1e9:,.1f} GFLOPs a step; peak of matrix products {peak / 1e9:,.0f} GFLOP/s")
     compared = next((worker for worker in workers if worker.name == "torch"), workers[0])

@@ -333,6 +333,10 @@ def _check_contradictions(config: Config) -> None:
             "config.data.packing: a masked decoder learns the length of one target a row; leave it unset with "
             "model.decoder='masked'."
         )
+    if config.train.r_drop and not (config.model.dropout or config.model.attention_dropout):
+        raise ValueError(
+            "config.train.r_drop: it compares two draws of dropout, and model.dropout is 0; set that, or leave it out."
+        )
     if config.decode.top_p is not None and config.decode.top_p > 1:
         raise ValueError(f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}.")
     for axis in ("data", "fsdp", "tensor"):

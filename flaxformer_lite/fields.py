@@ -96,6 +96,7 @@ class TrainConfig:
 
     num_steps: int = 100_000  # updates of the parameters
     label_smoothing: float = 0.1  # probability taken from the true token and spread evenly; section 5.4
+    r_drop: float = 0.0  # weight of how far two draws of dropout disagree (Liang 2021); 0: one draw, half the work
     seed: int = 0  # of initialisation and dropout
     log_every: int = 100  # steps between lines of metrics.jsonl
     eval_every: int = 5000  # steps between evaluations on the validation split
@@ -108,6 +109,11 @@ class TrainConfig:
     patience: int | None = None  # evaluations without a better best_metric before stopping; None: never
     profile: bool = False  # traces some steps, for the usual viewers, and shows which operations cost most
     decode_examples: int = 200  # validation examples translated at each evaluation; 0: no samples
+
+    @property
+    def passes(self) -> int:
+        """How often each example passes through the model in a step."""
+        return 2 if self.r_drop else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +193,11 @@ AT_LEAST_ZERO = """
     train.keep_best train.decode_examples decode.max_extra_length decode.min_length data.seed train.seed decode.seed
 """.split()
 LOWEST = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0), "model.num_classes": 2}
-LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8, "decode.alpha": 0.0}
-HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {"decode.alpha": 100.0}
+LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8, "decode.alpha": 0.0, "train.r_drop": 0.0}
+HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {
+    "decode.alpha": 100.0,
+    "train.r_drop": 100.0,
+}
 HIGHEST |= dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20) | {"decode.beam_size": 1000}
 HIGHEST |= dict.fromkeys(("decode.iterations", "decode.length_candidates"), 1000)
 POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
@@ -202,6 +211,7 @@ READ_IF = {
     "model.rope_base": ("model.position", "rotary"),
     "model.pooling": ("model.architecture", "encoder_classifier"),
     "data.num_buckets": ("data.packing", False),
+    "train.r_drop": ("model.decoder", "causal"),
     "data.pretokenized": ("model.architecture", "encoder_decoder"),
     **dict.fromkeys(
         [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")

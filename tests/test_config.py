@@ -192,7 +192,7 @@ def test_only_the_choices_of_a_field_are_taken(name):
 @pytest.mark.parametrize(("name", "value"), [
     ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0), ("model.pooling", "first"),
     ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5), ("decode.seed", 3),
-    ("data.pretokenized", True), ("data.num_buckets", 3),
+    ("data.pretokenized", True), ("data.num_buckets", 3), ("train.r_drop", 5.0),
     ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3), ("decode.length_candidates", 3),
 ])  # fmt: skip
 def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, value):
@@ -202,13 +202,14 @@ def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, v
     elsewhere = {}
     if attribute(Config(), other) == wanted:
         elsewhere = {other: next(choice for choice in config_lib.CHOICES.get(other, (True,)) if choice != wanted)}
+        elsewhere |= {"decode.method": "mask_predict"} if other == "model.decoder" else {}
     with pytest.raises(ValueError) as caught:
         resolve(nested(**{key.replace(".", "__"): each for key, each in {name: value, **elsewhere}.items()}))
     assert str(caught.value).startswith(f"config.{name}: goes with {other}={wanted!r} only")
 
 
 def test_every_field_that_is_read_only_sometimes_is_in_the_test_above():
-    assert len(config_lib.READ_IF) == 14
+    assert len(config_lib.READ_IF) == 15
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
@@ -287,6 +288,8 @@ def test_every_field_with_a_rule_exists(names):
         (dict(**MASKED, model__architecture="decoder_lm"), "model.decoder", "encoder_decoder' only, which tells"),
         (dict(**MASKED, model__position="none"), "model.position", "cannot tell the masked tokens"),
         (dict(decode__method="mask_predict"), "decode.method", "model.decoder='causal' has not learned to"),
+        (dict(**MASKED, train__r_drop=5.0), "train.r_drop", "goes with model.decoder='causal' only"),
+        (dict(train__r_drop=5.0, model__dropout=0.0), "train.r_drop", "model.dropout is 0; set that"),
         (dict(**MASKED, data__packing=True), "data.packing", "the length of one target a row"),
         (dict(**MASKED, decode__no_repeat_ngram=2), "decode.no_repeat_ngram", "writes all tokens at once"),
         (dict(decode__method="sample", decode__top_p=1.01), "decode.top_p", "a share of at most 1, got 1.01"),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.config import Config, ModelConfig, TrainConfig
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import flops
 from flaxformer_lite.training.step import param_shapes
@@ -140,14 +140,21 @@ def test_a_step_forward_and_backward_has_three_times_the_matrix_products_for_eve
     config = CONFIGS[name]
     function, params = forward(config, 3, 7, 7)
     traced = matmul_flops(jax.make_jaxpr(jax.value_and_grad(function))(params).jaxpr)
-    assert flops.train_step(config, 3, 7) == 3 * 3 * flops.forward(config, 7, 7) == traced
+    assert flops.train_step(Config(model=config), 3, 7) == 3 * 3 * flops.forward(config, 7, 7) == traced
+
+
+def test_a_step_with_two_draws_of_dropout_costs_twice_as_much():
+    once, twice = Config(model=CONFIGS["tied"]), Config(model=CONFIGS["tied"], train=TrainConfig(r_drop=5.0))
+    assert flops.train_step(twice, 3, 7) == 2 * flops.train_step(once, 3, 7)
+    lengths = np.array([7, 3]), np.array([2, 11])
+    assert flops.train_examples(twice, *lengths) == 2 * flops.train_examples(once, *lengths)
 
 
 @pytest.mark.parametrize("name", ["tied", "classifier by its first token", "language model"])
 def test_a_step_on_examples_costs_what_each_of_them_costs_at_its_own_length(name):
     config, source_N, target_N = CONFIGS[name], np.array([7, 3, 5]), np.array([2, 11, 5])
     each = [flops.forward(config, int(s), int(t)) for s, t in zip(source_N, target_N, strict=True)]
-    assert flops.train_examples(config, source_N, target_N) == 3 * sum(each) > 0
+    assert flops.train_examples(Config(model=config), source_N, target_N) == 3 * sum(each) > 0
 
 
 def test_the_base_model_costs_about_two_flops_a_parameter_and_token():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.training.losses import LOGITS_AT_ONCE, cross_entropy, parts_of, summed_over_parts
+from flaxformer_lite.training.losses import LOGITS_AT_ONCE, cross_entropy, disagreement, parts_of, summed_over_parts
 
 B, T, V = 3, 5, 7
 RNG = np.random.default_rng(0)
@@ -40,6 +40,17 @@ def test_the_loss_is_the_cross_entropy_with_the_smoothed_target_summed_by_weight
 def test_smoothing_changes_the_loss():
     losses = [float(cross_entropy(LOGITS, LABELS, WEIGHTS, label_smoothing=e)[0]) for e in SMOOTHINGS]
     assert losses[0] < losses[1] < losses[2]
+
+
+def test_disagreement_is_the_divergence_both_ways_summed_by_weight():
+    other = np.random.default_rng(1).normal(size=LOGITS.shape).astype(np.float32)
+    log_p, log_q = log_softmax(LOGITS), log_softmax(other)
+    both_ways = sum((np.exp(a) * (a - b)).sum(axis=-1) for a, b in ((log_p, log_q), (log_q, log_p)))
+    expected = (WEIGHTS * both_ways).sum()
+    assert expected > 1
+    np.testing.assert_allclose(disagreement(LOGITS, other, WEIGHTS), expected, rtol=1e-5)
+    np.testing.assert_allclose(disagreement(other, LOGITS, WEIGHTS), expected, rtol=1e-5)
+    assert disagreement(LOGITS, LOGITS + 3, WEIGHTS) < 1e-5  # the same probabilities
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)

@@ -85,6 +85,7 @@ def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], 
             label_smoothing=0.1,
             microbatches=microbatches,
             ema_decay=0.9,
+            r_drop=2.0 if architecture == PACKED_PAIRS else 0.0,
             axis_name=mode.axis_name,
             row_shards=mode.row_shards,
         )

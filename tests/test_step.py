@@ -16,7 +16,7 @@ import runs
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.transformer import build_model, project
-from flaxformer_lite.training import metrics, step
+from flaxformer_lite.training import losses, metrics, step
 from flaxformer_lite.training.step import (
     confusion_step,
     eval_step,
@@ -242,6 +242,55 @@ def test_microbatches_give_the_loss_and_the_gradients_of_the_whole_batch_with_dr
             assert max(largest, difference) < 1e-5
         else:
             assert difference <= 1e-6 * largest, name
+
+
+# R-Drop: each row twice, with two draws of dropout.
+
+
+@pytest.mark.parametrize(
+    "architecture", ["encoder_decoder", "encoder_classifier", pytest.param("decoder_lm", marks=pytest.mark.slow)]
+)
+def test_with_r_drop_what_is_minimised_is_the_mean_loss_of_two_draws_and_how_far_they_disagree(state, architecture):
+    model, params = (MODEL, state.params) if architecture == "encoder_decoder" else transformer_of(architecture)
+    batch, key, r_drop = batch_for(architecture), jax.random.key(3), 4.0
+    again = {**batch, "row": ~batch["row"]}
+    options = dict(model=model, label_smoothing=0.1)
+    draws = [jitted(loss_sums, **options)(params, rows, dropout_key=key) for rows in (batch, again)]
+
+    @jax.jit
+    def log_p(rows):
+        mode = dict(deterministic=False, rngs={"dropout": key}, row_B=rows["row"], model=model)
+        if architecture == "encoder_classifier":
+            return jax.nn.log_softmax(step.classify(params, rows, **mode)[0])
+        weights = model.apply({"params": params}, method="output_weights")
+        return jax.nn.log_softmax(project(step.features(params, rows, **mode), weights, model.config))
+
+    weights = batch["label"][:, None] >= 0 if architecture == "encoder_classifier" else batch["target"] > 0
+    p, q = (np.asarray(log_p(rows), np.float64) for rows in (batch, again))
+    both_ways = (((np.exp(p) - np.exp(q)) * (p - q)).sum(axis=-1) * weights).sum()
+    objective, sums = jitted(loss_sums, r_drop=r_drop, **options)(params, batch, dropout_key=key)
+    mean = (draws[0][0] + draws[1][0]) / 2
+    assert both_ways > 0.1 and abs(draws[0][0] - draws[1][0]) > 1e-3
+    np.testing.assert_allclose(objective, mean + r_drop / 4 * both_ways, rtol=1e-5)
+    close(sums, jax.tree.map(lambda a, b: (a + b) / 2, draws[0][1], draws[1][1]), rtol=1e-5)
+
+
+def test_with_r_drop_microbatches_and_parts_of_the_logits_give_the_gradients_of_the_whole(state, monkeypatch):
+    options, params, key = dict(model=MODEL, r_drop=4.0), state.params, {"dropout_key": jax.random.key(3)}
+    whole, sums = jitted(gradient_sums, **options)(params, BATCH, **key)
+    parts, sums_of_parts = jitted(gradient_sums, microbatches=4, **options)(params, BATCH, **key)
+    monkeypatch.setitem(losses.LOGITS_AT_ONCE, "cpu", 4 * T * V)  # two rows, each twice
+    few, sums_of_few = jax.jit(functools.partial(gradient_sums, **options))(params, BATCH, **key)
+    plain, _ = jitted(gradient_sums, model=MODEL)(params, BATCH, **key)
+    assert largest_difference(whole, plain) > 0.01
+    for gradients, measured in ((parts, sums_of_parts), (few, sums_of_few)):
+        close(measured, sums, rtol=1e-5)
+        close(gradients, whole, atol=3e-5)
+
+
+def test_r_drop_changes_nothing_where_nothing_is_dropped(state):
+    plain, weighted = (jitted(loss_sums, model=MODEL, r_drop=r)(state.params, BATCH) for r in (0.0, 4.0))
+    close(weighted, plain, rtol=0)
 
 
 def test_a_microbatch_takes_every_so_manieth_row(state):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.config import Config, ModelConfig
 
 GATED = ("reglu", "geglu", "swiglu")  # a third matrix in the feed-forward network
 
@@ -35,11 +35,11 @@ def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
     return 2 * (c.num_encoder_layers * encoder + c.num_decoder_layers * decoder + logits)
 
 
-def train_step(config: ModelConfig, rows: int, length: int) -> int:
+def train_step(config: Config, rows: int, length: int) -> int:
     """FLOPs of one update on `rows` examples padded to `length`: the backward pass is twice the forward."""
-    return 3 * rows * forward(config, length, length)
+    return 3 * config.train.passes * rows * forward(config.model, length, length)
 
 
-def train_examples(config: ModelConfig, source_N: np.ndarray, target_N: np.ndarray) -> float:
+def train_examples(config: Config, source_N: np.ndarray, target_N: np.ndarray) -> float:
     """FLOPs of one update on examples of these lengths, in tokens, as if none were padded."""
-    return 3.0 * float(np.sum(forward(config, source_N, target_N)))
+    return 3.0 * config.train.passes * float(np.sum(forward(config.model, source_N, target_N)))

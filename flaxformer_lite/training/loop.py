@@ -131,7 +131,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         sums = mode.read(sums)
         values = metrics.divide(sums)
         _check_finite(step, values, checkpoints)
-        meter.add(float(sums["loss"][1]), flops.train_examples(config.model, *data.train.lengths(step - 1)))
+        meter.add(float(sums["loss"][1]), flops.train_examples(config, *data.train.lengths(step - 1)))
         values["learning_rate"] = float(rates[step - 1])
         progress.update(step, {"loss": values["loss"], "lr": values["learning_rate"], f"{meter.unit}/s": meter.rate()})
         if step % config.train.log_every == 0 or evaluation_is_due(step):  # training may end at an evaluation

@@ -28,6 +28,16 @@ def cross_entropy(
     return (loss_BT * weights_BT).sum(), weights_BT.sum()
 
 
+def disagreement(first_BTV: jax.Array, second_BTV: jax.Array, weights_BT: jax.Array) -> jax.Array:
+    """How far two predictions of each token are apart: the sum of `weights_BT` times KL(1 || 2) + KL(2 || 1), in nats.
+
+    `first_BTV` and `second_BTV` are their logits. Liang 2021 (R-Drop), section 2.1.
+    """
+    first_BTV, second_BTV = (jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in (first_BTV, second_BTV))
+    apart_BT = ((jnp.exp(first_BTV) - jnp.exp(second_BTV)) * (first_BTV - second_BTV)).sum(axis=-1)
+    return (apart_BT * weights_BT).sum()
+
+
 def parts_of(rows: int, logits_of_row: int, *, row_shards: int = 1) -> int:
     """Into how many equal parts to take `rows`, so that the logits of one are not too many for a device at once.
 

@@ -49,7 +49,7 @@ def plan(config: Config, mesh: jax.sharding.Mesh) -> list[Plan]:
     plans = []
     for rows, length in pipeline.possible_shapes(config):
         compiled = mode.compile(train_step, state, pipeline.batch_struct(config, rows, length), donate=True)
-        work = flops.train_step(config.model, rows, length) / mesh.size
+        work = flops.train_step(config, rows, length) / mesh.size
         plans.append(Plan(rows, length, of_program(compiled), work, messages(compiled.as_text(), mesh.size)))
     return plans
 

@@ -38,7 +38,7 @@ def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: dict) 
     padding = " and ".join(f"{share:.0%} of {name}" for name, share in zip(sides, plan.padding_shares(), strict=True))
     tokens = f"{plan.tokens[-1] / plan.steps_per_epoch:,.0f} {sides[-1]} tokens a step"
     tokens += ", head room for subword sampling included" if data.train.drawing else ""
-    work = flops.train_step(config.model, rows, length)
+    work = flops.train_step(config, rows, length)
     return (
         f"{config.data.dataset}: {len(data.train.tokens):,} examples to train on{left_out(data.train)}, "
         f"{len(data.validation.tokens):,} to validate{left_out(data.validation)}; "

@@ -75,8 +75,8 @@ def of_config(
     """`train_step` of a run, whose model knows its vocabulary, and what makes the state before the first."""
     train, model = config.train, transformer.build_model(config.model)
     optimizer = optim.make_optimizer(config.optim, d_model=config.model.d_model, num_steps=train.num_steps)
-    options = {"label_smoothing": train.label_smoothing, "microbatches": config.optim.accumulate_steps}
-    options |= {"axis_name": axis_name, "row_shards": row_shards, "ema_decay": train.ema_decay}
+    options = {"label_smoothing": train.label_smoothing, "r_drop": train.r_drop, "ema_decay": train.ema_decay}
+    options |= {"microbatches": config.optim.accumulate_steps, "axis_name": axis_name, "row_shards": row_shards}
     step = functools.partial(train_step, model=model, optimizer=optimizer, **options)
     return step, functools.partial(init_state, model, optimizer, seed=train.seed, ema=train.ema_decay is not None)
 
@@ -145,31 +145,55 @@ def length_sums(logits_BL: jax.Array, length_B: jax.Array) -> metrics.Sums:
     return {"length_loss": losses.cross_entropy(*predicted), "length_accuracy": metrics.correct_tokens(*predicted)}
 
 
+def twice(batch: Batch) -> Batch:
+    """Each row and below it the same again, under a number that no row has: so dropout draws anew for it."""
+    row_2B = jnp.stack([batch["row"], ~batch["row"]], axis=1).ravel()
+    return {name: jnp.repeat(x, 2, axis=0) for name, x in batch.items()} | {"row": row_2B}
+
+
+def side_by_side(*predicted: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What was predicted for the rows of `twice`, those of one row beside each other: (2B, T, ...) to (B, 2T, ...).
+
+    Each token counts half.
+    """
+    x_BTD, labels_BT, weights_BT = (x.reshape(-1, 2 * x.shape[1], *x.shape[2:]) for x in predicted)
+    return x_BTD, labels_BT, weights_BT / 2
+
+
 def loss_sums(
     params: dict,
     batch: Batch,
     *,
     model: nn.Module,
     label_smoothing: float = 0.0,
+    r_drop: float = 0.0,
     dropout_key: jax.Array | None = None,
     row_shards: int = 1,
 ) -> tuple[jax.Array, metrics.Sums]:
     """What training minimises, summed over labels, and the metrics' sums; dropout only with a key.
 
+    With `r_drop` each row passes through the model twice, dropout drawn anew: loss and metrics are means of the two,
+    and `r_drop` / 4 times how far they disagree is minimised too, in all half the loss of Liang 2021, section 2.1.
     A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
     `row_shards`: how many devices the compiler spreads the rows over.
     """
+    in_pairs = r_drop > 0 and dropout_key is not None
+    batch, paired = (twice(batch), side_by_side) if in_pairs else (batch, lambda *predicted: predicted)
     mode = {"deterministic": dropout_key is None, "row_B": batch["row"]}
     if dropout_key is not None:
         mode["rngs"] = {"dropout": dropout_key}
 
     def sums(*predicted: jax.Array) -> tuple[jax.Array, metrics.Sums]:
         objective, _ = losses.cross_entropy(*predicted, label_smoothing=label_smoothing)
+        if in_pairs:
+            (first, second), (weights, _) = (jnp.split(x, 2, axis=1) for x in (predicted[0], predicted[2]))
+            objective += r_drop / 2 * losses.disagreement(first, second, weights)
         return objective, {"loss": losses.cross_entropy(*predicted), "accuracy": metrics.correct_tokens(*predicted)}
 
     if model.config.architecture == "encoder_classifier":
-        return sums(*classify(params, batch, model=model, **mode))
+        return sums(*paired(*classify(params, batch, model=model, **mode)))
     x_BTD, labelled, extra = predictions(params, batch, model=model, step_key=dropout_key, **mode)
+    x_BTD, *labelled = paired(x_BTD, *labelled)
     weights = model.apply({"params": params}, method="output_weights")
     logits_of_row = x_BTD.shape[1] * weights["matrix"].shape[0]
     parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards)
@@ -228,7 +252,7 @@ def train_step(
     Args:
       ema_decay: of the moving average, where the state keeps one.
       axis_name: under `pmap`, the axis whose devices each hold a part of the batch.
-      options: `label_smoothing`, `microbatches` and `row_shards`, of `gradient_sums`.
+      options: `label_smoothing`, `r_drop`, `microbatches` and `row_shards`, of `gradient_sums`.
 
     Returns:
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
