@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+PAUSE = 0.5  # seconds before a run: threads of another engine that wait for work by spinning have given up then
 V, SENTENCES, SOURCE, NEW, BEAM = 16_000, 32, 20, 32, 4
 THREADS = os.cpu_count() or 1
 Engine = dict[int, Callable[[], int]]  # number of beams (1: greedy) -> decodes all sentences, returns how many tokens
@@ -127,6 +128,7 @@ def measure(engines: dict[str, Engine], repeats: int) -> dict[tuple[str, int], l
     seconds = {(name, beams): [] for beams in (1, BEAM) for name in engines}
     for repeat in range(repeats + 1):
         for (name, beams), times in seconds.items():
+            time.sleep(PAUSE)
             started = time.perf_counter()
             tokens = engines[name][beams]()
             taken = time.perf_counter() - started

@@ -283,22 +283,33 @@ def test_a_query_that_may_attend_to_nothing_is_finite_and_so_are_its_gradients(a
 
 @pytest.mark.parametrize("index", [0, 2, 6])
 def test_writing_to_the_cache_changes_one_position_and_not_the_old_cache(index):
-    cache = KVCache(draw(0, B, H, S, K), draw(1, B, H, S, K))
-    new = KVCache(draw(2, B, H, 1, K), draw(3, B, H, 1, K))
-    written = cache.write(new, jnp.int32(index))
-    for part in ("key", "value"):
-        expected = getattr(cache, part).copy()
-        assert (expected[:, :, index] != getattr(new, part)[:, :, 0]).any()
-        expected[:, :, index] = getattr(new, part)[:, :, 0]
-        np.testing.assert_array_equal(getattr(written, part), expected)
+    old = draw(0, B, S, H, K), draw(1, B, S, H, K)
+    new = draw(2, B, 1, H, K), draw(3, B, 1, H, K)
+    written = KVCache.of(*old).write(KVCache.of(*new), jnp.int32(index))
+    for before, added, after in zip(old, new, written.projected(), strict=True):
+        expected = before.copy()
+        assert (expected[:, index] != added[:, 0]).any()
+        expected[:, index] = added[:, 0]
+        np.testing.assert_array_equal(after, expected)
 
 
 def test_an_empty_cache_is_zeros_and_keeps_its_type_when_written_to():
-    cache = KVCache.empty((B, H, S, K), jnp.bfloat16)
-    assert cache.key.shape == cache.value.shape == (B, H, S, K)
-    assert not cache.key.any() and not cache.value.any()
-    written = cache.write(KVCache(draw(0, B, H, 1, K), draw(1, B, H, 1, K)), jnp.int32(3))
-    assert written.key.dtype == written.value.dtype == jnp.bfloat16
+    cache = KVCache.empty((B, S, H, K), jnp.bfloat16)
+    assert cache.entries == S
+    assert (cache.key_BGKS.shape, cache.value_BGSK.shape) == ((B, H, K, S), (B, H, S, K))
+    assert not cache.key_BGKS.any() and not cache.value_BGSK.any()
+    written = cache.write(KVCache.of(draw(0, B, 1, H, K), draw(1, B, 1, H, K)), jnp.int32(3))
+    assert written.key_BGKS.dtype == written.value_BGSK.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("room", [S - 2, S, S + 3])
+def test_a_cache_with_other_room_keeps_its_entries_or_the_first_of_them_and_the_rest_is_zeros(room):
+    parts = draw(0, B, S, H, K), draw(1, B, S, H, K)
+    resized = KVCache.of(*parts).with_room(room)
+    assert resized.entries == room
+    for before, after in zip(parts, resized.projected(), strict=True):
+        np.testing.assert_array_equal(after[:, :S], before[:, :room])
+        assert not after[:, S:].any()
 
 
 def test_attending_with_keys_and_values_from_the_cache_is_attending_to_the_memory():
@@ -306,6 +317,6 @@ def test_attending_with_keys_and_values_from_the_cache_is_attending_to_the_memor
     params, x, memory, attend = drawn(config)
     module = MultiHeadAttention(config)
     projected = module.apply({"params": params}, memory, PATTERN.key, method="keys_values")
-    assert projected.key.shape == projected.value.shape == (B, 2, S, K)
+    assert (projected.key_BGKS.shape, projected.value_BGSK.shape) == ((B, 2, K, S), (B, 2, S, K))
     attended = module.apply({"params": params}, x, projected, PATTERN, method="attend")
     np.testing.assert_allclose(attended, attend(params, x, memory, PATTERN)[0], atol=1e-5)

@@ -175,8 +175,8 @@ def test_beams_share_what_the_encoder_gave_and_each_has_its_own_tokens():
     model, params = built()
     start = functools.partial(model.apply, {"params": params}, sources(S - 1, 4), L, method="start_cache")
     cache = jax.eval_shape(lambda: start(W))
-    assert {leaf.shape for leaf in jax.tree.leaves(cache.cross_attention)} == {(B, G, S, K)}
-    assert {leaf.shape for leaf in jax.tree.leaves(cache.self_attention)} == {(B, G, L * W, K)}
+    assert {leaf.shape for leaf in jax.tree.leaves(cache.cross_attention)} == {(B, G, K, S), (B, G, S, K)}
+    assert {leaf.shape for leaf in jax.tree.leaves(cache.self_attention)} == {(B, G, K, L * W), (B, G, L * W, K)}
     step = functools.partial(model.apply, {"params": params}, method="decode_step")
     part_BWL = jnp.zeros((B, W, L), jnp.int32)
     arguments = jnp.ones((B, W), jnp.int32), cache, jnp.int32(0), sources(S - 1, 4)

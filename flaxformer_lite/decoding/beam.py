@@ -98,10 +98,15 @@ def run(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search, *, un
     """The search at its end, where every row's texts are certain, or where texts have `until` tokens."""
     limit_B, until = jnp.minimum(limit_B, search.max_length), search.max_length if until is None else until
     return jax.lax.while_loop(
-        lambda state: (state.index < until) & (state.log_prob_BW > NONE).any(),
+        lambda state: (state.index < until) & unfinished(state),
         lambda state: one_token(step_fn, state, limit_B, search),
         state,
     )
+
+
+def unfinished(state: Beams) -> jax.Array:
+    """Whether the texts of some row are not certain yet."""
+    return (state.log_prob_BW > NONE).any()
 
 
 def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search) -> Beams:

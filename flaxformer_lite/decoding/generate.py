@@ -114,12 +114,32 @@ def rooms(max_length: int) -> list[int]:
     return [*lengths[:-1], max_length]
 
 
+def in_growing_rooms(
+    run: Callable[[Any, int], Any],
+    state: Any,
+    unfinished: Callable[[Any], jax.Array],
+    result: Callable,
+    max_length: int,
+) -> Any:
+    """`result` of the state after `run(state, room)` in one room after another, up to the first in which all has ended.
+
+    `run` gives the state's cache the room. No larger one is made, which is a copy of the cache, unless it is needed.
+    """
+
+    def in_rooms(state: Any, room: int, *larger: int) -> Any:
+        state = run(state, room)
+        if not larger:
+            return result(state)
+        return jax.lax.cond(unfinished(state), lambda state: in_rooms(state, *larger), result, state)
+
+    return in_rooms(state, *rooms(max_length))
+
+
 def write(task: Task, pick: Pick, *, max_length: int) -> jax.Array:
     """Picks tokens one after another until every row has ended: (B, max_length) ids, then padding."""
 
-    def unfinished(room: int, state: tuple) -> jax.Array:
-        index, _, ended_B, _, _ = state
-        return (index < room) & ~ended_B.all()
+    def unfinished(state: tuple) -> jax.Array:
+        return ~state[2].all()
 
     def one_token(state: tuple) -> tuple:
         index, token_B, ended_B, output_BT, cache = state
@@ -134,10 +154,13 @@ def write(task: Task, pick: Pick, *, max_length: int) -> jax.Array:
     start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
     empty_BT = jnp.full((start_B.shape[0], max_length), PAD, jnp.int32)
     state = jnp.int32(0), start_B, task.limit_B <= 0, empty_BT, task.start_cache(max_length)
-    for room in rooms(max_length):
-        state = *state[:-1], state[-1].with_room(room)
-        state = jax.lax.while_loop(functools.partial(unfinished, room), one_token, state)
-    return state[3]
+
+    def run(state: tuple, room: int) -> tuple:
+        *rest, cache = state
+        within = lambda state: (state[0] < room) & unfinished(state)  # noqa: E731
+        return jax.lax.while_loop(within, one_token, (*rest, cache.with_room(room)))
+
+    return in_growing_rooms(run, state, unfinished, lambda state: state[3], max_length)
 
 
 def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) -> tuple[jax.Array, jax.Array]:
@@ -162,11 +185,13 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
 
     W, alpha = config.beam_size, config.alpha
     wanted = beam.Search(beam_size=W, n_best=n_best, alpha=alpha, max_length=max_length, end=EOS)
-    state = beam.start(task.start_cache(max_length, W), task.limit_B, wanted)
-    for room in rooms(max_length):
+
+    def run(state: beam.Beams, room: int) -> beam.Beams:
         state = state.replace(cache=state.cache.with_room(room, W))
-        state = beam.run(step, state, task.limit_B, wanted, until=room)
-    return state.done_BNT, state.score_BN
+        return beam.run(step, state, task.limit_B, wanted, until=room)
+
+    state = beam.start(task.start_cache(max_length, W), task.limit_B, wanted)
+    return in_growing_rooms(run, state, beam.unfinished, lambda state: (state.done_BNT, state.score_BN), max_length)
 
 
 def best(task: Task, config: DecodeConfig, *, max_length: int) -> jax.Array:

@@ -157,7 +157,7 @@ class DecoderLayer(nn.Module):
         """The same for the one position `index` of W texts a row; W = 1 without beams.
 
         Args:
-          cache: keys and values of the tokens so far, (B, G, L W, K), and of the encoder's output, (B, G, S, K).
+          cache: keys and values of the tokens so far, L W entries, and of the encoder's output, S entries.
           patterns: of self-attention over the cache, and of attention to the encoder's output.
 
         Returns:

@@ -146,7 +146,7 @@ class Decoder(nn.Module):
                 "another position scheme."
             )
         room = max_length * beam_size
-        shape = (batch_size, c.num_kv_heads or c.num_heads, room, c.d_head or c.d_model // c.num_heads)
+        shape = (batch_size, room, c.num_kv_heads or c.num_heads, c.d_head or c.d_model // c.num_heads)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
     def project_memory(self, memory_BSD: jax.Array, memory_places: Places) -> tuple[KVCache, ...]:
@@ -168,7 +168,7 @@ class Decoder(nn.Module):
         positions that the cache has no room for it is not read.
         """
         W = x_BWD.shape[1]
-        L = cache.self_attention[0].key.shape[2] // W
+        L = cache.self_attention[0].entries // W
         query, position_L = Places.at(jnp.reshape(index, (1,))), jnp.arange(L)
         own_pattern = Pattern(query, Places.at(position_L), causal=True, window=self.config.attention_window)
         if part_BWL is not None:
