@@ -216,14 +216,14 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def two_processes(
-    *arguments: str, script: Sequence[str], own: Sequence[Sequence[str]] = ((), ()), **options
+def processes(
+    count: int, *arguments: str, script: Sequence[str], own: Sequence[Sequence[str]] | None = None, **options
 ) -> list[subprocess.Popen]:
-    """Two processes of four devices each that find each other on loopback, running `script` and the arguments.
+    """Processes with eight devices together that find each other on loopback, running `script` and the arguments.
 
     `own`: what each of them is told besides.
     """
-    env = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")}
+    env = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={8 // count}")}
     port = free_port()
     return [
         subprocess.Popen(
@@ -231,16 +231,16 @@ def two_processes(
                 sys.executable,
                 *script,
                 *arguments,
-                *own[number],
+                *(own[number] if own else ()),
                 f"--coordinator_address=127.0.0.1:{port}",
-                "--num_processes=2",
+                f"--num_processes={count}",
                 f"--process_id={number}",
             ],
             env=env,
             stdin=subprocess.DEVNULL,
             **options,
         )
-        for number in range(2)
+        for number in range(count)
     ]
 
 

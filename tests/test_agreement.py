@@ -87,7 +87,7 @@ def ended(processes: list[subprocess.Popen], seconds: float) -> list[tuple[int, 
 def start(*arguments: str, **options) -> list[subprocess.Popen]:
     """Two processes of a run."""
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return runs.two_processes(*runs.flags(CHANGES), *arguments, script=TRAIN, **pipes, **options)
+    return runs.processes(2, *runs.flags(CHANGES), *arguments, script=TRAIN, **pipes, **options)
 
 
 @pytest.mark.slow

@@ -285,7 +285,9 @@ TWO_PROCESSES = {
     SPLIT: {"parallel.data": 1, "parallel.fsdp": 4, "parallel.tensor": 2},
     "pmap over 2 x 4": {"parallel.data": 8, "parallel.mode": "pmap"},
 }
-EVERY_WAY = {**ONE_PROCESS, **TWO_PROCESSES}
+SPLIT_BY_FOUR = "split over 4 x 2"
+FOUR_PROCESSES = {SPLIT_BY_FOUR: {"parallel.data": 2, "parallel.fsdp": 2, "parallel.tensor": 2}}
+EVERY_WAY = {**ONE_PROCESS, **TWO_PROCESSES, **FOUR_PROCESSES}
 # Who wrote a checkpoint, and who goes on from it; every other pair is left to the slow test.
 TAKEN_UP = [
     ("mesh of 2 x 4", "one device"),
@@ -294,10 +296,15 @@ TAKEN_UP = [
     ("one device", "pmap over 8"),
     ("one device", SPLIT),
     (SPLIT, "mesh of 8"),
+    (SPLIT, SPLIT_BY_FOUR),
+    (SPLIT_BY_FOUR, "one device"),
 ]
 # What is split goes on in every other way in test_sharding.py, and is made of what pmap held whole here.
 OTHER_PAIRS = [
-    (a, b) for a in EVERY_WAY for b in EVERY_WAY if a != b and (a, b) not in TAKEN_UP and SPLIT not in (a, b)
+    (a, b)
+    for a in EVERY_WAY
+    for b in EVERY_WAY
+    if a != b and (a, b) not in TAKEN_UP and not {SPLIT, SPLIT_BY_FOUR} & {a, b}
 ]
 OTHER_PAIRS += [("pmap over 2 x 4", SPLIT)]
 
@@ -312,27 +319,33 @@ def half_of(workdir: Path, target: Path) -> Path:
     return target
 
 
-def fit_in_two_processes(jobs: list[tuple[Path, dict]]) -> None:
-    """Several fits, one after another, in the same two processes of four devices."""
+def fit_in_processes(count: int, jobs: list[tuple[Path, dict]]) -> None:
+    """Several fits, one after another, in the same processes with eight devices together."""
     work = json.dumps([[str(workdir), {**RUN, **changes}] for workdir, changes in jobs])
-    script = str(Path(__file__).with_name("two_processes.py"))
-    processes = runs.two_processes(work, script=[script], stdout=runs.subprocess.PIPE, stderr=runs.subprocess.STDOUT)
+    pipes = {"stdout": runs.subprocess.PIPE, "stderr": runs.subprocess.STDOUT}
+    processes = runs.processes(count, work, script=[str(Path(__file__).with_name("fit_jobs.py"))], **pipes)
     try:
         outputs = [process.communicate(timeout=600)[0].decode() for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0], outputs[0][-3000:] + outputs[1][-3000:]
+    told = "\n".join(output[-3000:] for output in outputs)
+    assert [process.returncode for process in processes] == [0] * count, told
 
 
-def take_up(folder: dict, pairs: list[tuple[str, str]], also: list[tuple[Path, dict]] = ()) -> None:
-    """Goes on from the tenth step of each first of `pairs` in the way of the second, after `also` in two processes."""
-    together = list(also)
-    for writer, reader in pairs:
-        if reader in TWO_PROCESSES:
-            half_of(folder[writer], folder[writer, reader])
-            together.append((folder[writer, reader], EVERY_WAY[reader]))
-    fit_in_two_processes(together)
+def take_up(folder: dict, pairs: list[tuple[str, str]], *, first: bool = False) -> None:
+    """Goes on from the tenth step of each first of `pairs` in the way of the second.
+
+    `first`: before that, a whole run in each way of several processes.
+    """
+    for count, ways in ((2, TWO_PROCESSES), (4, FOUR_PROCESSES)):
+        jobs = [(folder[name], changes) for name, changes in ways.items() if first]
+        for writer, reader in pairs:
+            if reader in ways:
+                half_of(folder[writer], folder[writer, reader])
+                jobs.append((folder[writer, reader], ways[reader]))
+        if jobs:
+            fit_in_processes(count, jobs)
     for writer, reader in pairs:
         if reader in ONE_PROCESS:
             half_of(folder[writer], folder[writer, reader])
@@ -347,7 +360,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str | tuple[str, str]
     folder = {name: root / name for name in EVERY_WAY} | {pair: root / " then ".join(pair) for pair in pairs}
     for name, changes in ONE_PROCESS.items():
         assert runs.fit(folder[name], {**RUN, **changes}) == 0
-    take_up(folder, TAKEN_UP, also=[(folder[name], changes) for name, changes in TWO_PROCESSES.items()])
+    take_up(folder, TAKEN_UP, first=True)
     return folder
 
 

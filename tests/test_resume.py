@@ -420,7 +420,7 @@ def test_killed_at_twenty_random_moments_is_never_stopped_bit_for_bit(tmp_path):
 def test_a_signal_to_one_of_two_processes_stops_both_with_everything_saved(tmp_path):
     changes = {"parallel.data": 8, "train.decode_examples": 0, "train.num_steps": 100}
     arguments = ["train", *runs.flags(changes), f"--workdir={tmp_path}"]
-    processes = runs.two_processes(*arguments, script=["-m", "flaxformer_lite"], stderr=runs.subprocess.DEVNULL)
+    processes = runs.processes(2, *arguments, script=["-m", "flaxformer_lite"], stderr=runs.subprocess.DEVNULL)
     try:
         end = time.monotonic() + 240
         while runs.last_step(tmp_path) < 3:

@@ -1,4 +1,4 @@
-"""What each of two processes runs: `two_processes.py JOBS FLAGS`, JOBS a JSON list of [workdir, changes] to fit."""
+"""What each of several processes runs: `fit_jobs.py JOBS FLAGS`, JOBS a JSON list of [workdir, changes] to fit."""
 
 import json
 import os
