@@ -35,7 +35,7 @@ def ours(devices: int) -> Engine:
     import jax
 
     from flaxformer_lite.config import DecodeConfig, ModelConfig
-    from flaxformer_lite.decoding.generate import Decoder
+    from flaxformer_lite.decoding.decoder import Decoder
     from flaxformer_lite.model.transformer import build_model
     from flaxformer_lite.training import parallel
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from flaxformer_lite import trained
 from flaxformer_lite.data.tokenizer import BOS, pad_rows
-from flaxformer_lite.decoding.generate import padded_length
+from flaxformer_lite.decoding.decoder import padded_length
 
 
 class Classifier:

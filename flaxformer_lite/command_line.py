@@ -12,9 +12,9 @@ from typing import NoReturn
 from absl import flags
 from ml_collections import config_dict, config_flags
 
-from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data.line_windows import as_text, decode_line
+from flaxformer_lite.places import write_whole
 
 PACKAGE = Path(__file__).parent
 
@@ -215,6 +215,6 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
         sys.stdout.buffer.flush()
         return
     try:
-        workdir_lib.write_whole(path, text)
+        write_whole(path, text)
     except OSError as error:
         raise ValueError(f"--output={path}: cannot be written: {error.strerror}.") from error

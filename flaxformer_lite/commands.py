@@ -11,6 +11,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data.line_windows import WINDOW
 from flaxformer_lite.line_job import LineJob
+from flaxformer_lite.places import place
 from flaxformer_lite.training.accelerators import ACCELERATORS
 
 
@@ -119,7 +120,7 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
 
     usage = "usage: train [--config=X] [--workdir=W] [--config.section.field=value ...]"
     values, config, name = _parse_config(arguments, define, usage)
-    workdir = Path(values.workdir) if values.workdir else None
+    workdir = place(values.workdir) if values.workdir else None
     return TrainRequest(
         config,
         workdir,
@@ -157,8 +158,8 @@ def _parse_config(
     overrides, others = command_line.split_overrides(arguments)
     values = command_line.parse(others, define, usage=usage)
     name = "default"
-    if values.config is None and values.workdir and (Path(values.workdir) / "config.json").exists():
-        user_config = config_lib.to_config_dict(workdir_lib.read_config(Path(values.workdir)))
+    if values.config is None and values.workdir and (place(values.workdir) / "config.json").exists():
+        user_config = config_lib.to_config_dict(workdir_lib.read_config(place(values.workdir)))
     else:
         file = command_line.find_config(values.config or name)
         name, user_config = file.stem, command_line.load_config(file)
@@ -180,7 +181,7 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
     usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
     workdir, references = _required_workdir(values), [Path(name) for name in values.references]
-    output = Path(values.output) if values.output else workdir_lib.Workdir(workdir).samples
+    output = place(values.output) if values.output else workdir_lib.Workdir(workdir).samples
     chosen = _model(values), _decode_given(values)
     return EvaluateRequest(workdir, values.split, references, _resampling(values), output, *chosen)
 
@@ -335,7 +336,7 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
     )
     words = [] if kind == "metrics" else None
     values = command_line.parse(rest, define, usage=usage, words=words)
-    folders = [Path(word) for word in words or ()]
+    folders = [place(word) for word in words or ()]
     if kind not in PLOTS:
         raise ValueError(f"plot: expected one of {', '.join(PLOTS)}, got {kind or 'nothing'!r} (--help tells more)")
     if kind != "metrics" or not folders:
@@ -347,7 +348,7 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
             f"--text: {'expected the text to read' if kind == 'attention' else 'goes with plot attention'}."
         )
     _check_utf8("--text", values.text)
-    return PlotRequest(kind, folders, values.text, Path(values.output) if values.output else folders[0] / "plots")
+    return PlotRequest(kind, folders, values.text, place(values.output) if values.output else folders[0] / "plots")
 
 
 def _define_model(values: flags.FlagValues) -> None:
@@ -388,4 +389,4 @@ def _check_utf8(flag: str, text: str) -> None:
 def _required_workdir(values: flags.FlagValues) -> Path:
     if values.workdir is None:
         raise ValueError("--workdir: expected the folder of a run, got nothing; add --workdir=FOLDER.")
-    return Path(values.workdir)
+    return place(values.workdir)

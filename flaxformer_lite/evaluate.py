@@ -17,12 +17,12 @@ import jax
 import numpy as np
 
 from flaxformer_lite import scoring, trained
-from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, DecodeConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer
+from flaxformer_lite.places import make_folder, write_whole
 from flaxformer_lite.training import metrics, parallel, report, step
 
 SAMPLES = 8  # texts that a language model writes at an evaluation
@@ -242,9 +242,9 @@ def save(
     }
     lines = (text.replace("\r", " ").replace("\n", " ") for text in measured.hypotheses)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        workdir_lib.write_whole(texts, "".join(f"{line}\n" for line in lines))
-        workdir_lib.write_whole(scores, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        make_folder(folder)
+        write_whole(texts, "".join(f"{line}\n" for line in lines))
+        write_whole(scores, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
         raise ValueError(f"--output={folder}: cannot be written to: {error.strerror}; name another folder.") from error
     return [texts, scores]

@@ -18,6 +18,7 @@ from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS
 from flaxformer_lite.model import positions as schemes
 from flaxformer_lite.model import transformer
+from flaxformer_lite.places import write_whole
 from flaxformer_lite.training import optim, writers
 
 POSITIONS = 64  # drawn of each scheme
@@ -77,7 +78,7 @@ def attention(workdir: Path, text: str, output: Path) -> list[Path]:
     figures = {each.name.replace(" ", "_"): plots.attention_grid(*grid(each), title=each.name) for each in maps}
     written, page = _save(figures, output), output / "attention.html"
     with _named(output):
-        workdir_lib.write_whole(page, plots.attention_page(maps, title=text))
+        write_whole(page, plots.attention_page(maps, title=text))
     return [*written, page]
 
 

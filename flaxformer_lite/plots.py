@@ -6,9 +6,9 @@ tokens are counted from 0, as in the arrays.
 
 import dataclasses
 import html
+import io
 import itertools
 import json
-import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+from flaxformer_lite.places import make_folder, place, write_whole
 
 # Okabe and Ito's palette for all kinds of colour vision, without its yellow, which is too pale for lines.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -262,18 +264,16 @@ def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> Figure:
 @matplotlib.rc_context(STYLE)
 def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
     """Writes `name`.png and `name`.svg, each whole or not at all; the same arrays give the same bytes."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    paths = [Path(folder) / f"{name}.{kind}" for kind in ("png", "svg")]
+    folder = place(folder)
+    make_folder(folder)
+    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            with warnings.catch_warnings():
-                # A token may hold a letter that no font here has; a box stands for it.
-                warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
-                figure.savefig(partial, format=path.suffix[1:], metadata={"Date": None})
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        drawn = io.BytesIO()
+        with warnings.catch_warnings():
+            # A token may hold a letter that no font here has; a box stands for it.
+            warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
+            figure.savefig(drawn, format=path.suffix[1:], metadata={"Date": None})
+        write_whole(path, drawn.getvalue())
     return paths
 
 

@@ -14,8 +14,9 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, parse_average, with_vocabulary
 from flaxformer_lite.data.tokenizer import Tokenizer
-from flaxformer_lite.decoding.generate import Decoder
+from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import transformer
+from flaxformer_lite.places import place
 from flaxformer_lite.training import checkpoint, metrics, parallel, step, writers
 from flaxformer_lite.training.checkpoint import Checkpoints
 
@@ -135,7 +136,7 @@ def load(
       ValueError: the folder holds no run, or no checkpoint that can be read, or a model of another shape; fewer
         checkpoints are kept than are to be averaged, or the run keeps no moving average.
     """
-    paths = workdir_lib.Workdir(Path(workdir))
+    paths = workdir_lib.Workdir(place(workdir))
     config = workdir_lib.read_config(paths.path)
     if architecture not in (None, config.model.architecture):
         raise ValueError(

@@ -4,12 +4,23 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config
+from flaxformer_lite.places import (
+    BUCKETS,
+    absolute,
+    check_bucket,
+    in_bucket,
+    make_folder,
+    place,
+    remove_tree,
+    write_whole,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +28,13 @@ class Workdir:
     """Paths below the folder `path`."""
 
     path: Path
+
+    @property
+    def logs(self) -> Path:
+        """Where process 0 writes the log: the folder itself, or on its disk for a bucket, which takes no additions."""
+        if not in_bucket(self.path):
+            return self.path
+        return Path.home() / ".cache/flaxformer_lite/logs" / os.fspath(self.path).removeprefix(BUCKETS)
 
     @property
     def config(self) -> Path:
@@ -40,13 +58,32 @@ class Workdir:
 
     @property
     def profile(self) -> Path:
-        """A trace of some steps, for TensorBoard and XProf."""
-        return self.path / "profile"
+        """A trace of some steps, for TensorBoard and XProf; part of the log."""
+        return self.logs / "profile"
 
     @property
     def samples(self) -> Path:
         """What the model wrote at each evaluation, one file each; translations that were scored, beside the scores."""
         return self.path / "samples"
+
+    def fetch_logs(self) -> None:
+        """The log on this disk begins as the bucket has it."""
+        if self.logs == self.path:
+            return
+        remove_tree(self.logs)
+        self.logs.mkdir(parents=True)
+        if self.metrics.exists():
+            (self.logs / self.metrics.name).write_bytes(self.metrics.read_bytes())
+
+    def publish_logs(self) -> None:
+        """Copies to the bucket what of the log has changed; what cannot be copied now is told, and stays on disk."""
+        for file in sorted(self.logs.rglob("*")) if self.logs != self.path else ():
+            copy = self.path / file.relative_to(self.logs)
+            try:
+                if file.is_file() and not (copy.exists() and copy.stat().length == file.stat().st_size):
+                    copy.write_bytes(file.read_bytes())
+            except Exception as error:  # of the network, of credentials, of the server: no reason to stop training
+                logging.warning("%s: not copied from %s now: %s", copy, file, error)
 
 
 def new_path(config_name: str) -> Path:
@@ -60,7 +97,7 @@ def read_config(path: Path) -> Config:
     Raises:
       ValueError: there is no such folder or run, or its config cannot be read.
     """
-    file = Workdir(Path(path)).config
+    file = Workdir(place(path)).config
     if not file.is_file():
         raise ValueError(f"{path}: expected the workdir of a run, but it has no config.json; check --workdir.")
     try:
@@ -74,12 +111,11 @@ def check(path: Path, config: Config) -> None:
 
     A run that exists may go on with another `MAY_DIFFER_ON_RESUME`, and with nothing else changed.
     """
-    path = Path(path)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"--workdir={path}: expected a folder, but it is a file; choose another name.")
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or _read_only(existing):
-        raise ValueError(f"--workdir={path}: {existing} cannot be written to; choose another folder.")
+    path = place(path)
+    if in_bucket(path):
+        check_bucket(path)
+    else:
+        _check_folder(path)
     if Workdir(path).config.exists():
         for name, old, new in config_lib.differences(read_config(path), config):
             if not name.startswith(config_lib.MAY_DIFFER_ON_RESUME):
@@ -89,13 +125,21 @@ def check(path: Path, config: Config) -> None:
                 )
 
 
+def _check_folder(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"--workdir={path}: expected a folder, but it is a file; choose another name.")
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or _read_only(existing):
+        raise ValueError(f"--workdir={path}: {existing} cannot be written to; choose another folder.")
+
+
 def same_result(path: Path, config: Config) -> bool:
     """Whether a run in `path` that has ended is the result that `config` asks for, and not to be measured anew.
 
     Which parameters are averaged and how texts are written may change afterwards; every process must read the old
     config before one of them saves the new.
     """
-    if not Workdir(path).config.exists():
+    if not Workdir(place(path)).config.exists():
         return False
     changed = [name for name, _, _ in config_lib.differences(read_config(path), config)]
     return not any(name == "train.average" or name.startswith("decode.") for name in changed)
@@ -112,21 +156,24 @@ def create(path: Path, config: Config) -> Workdir:
     Raises:
       ValueError: the folder cannot be made or written to.
     """
-    workdir = Workdir(Path(path))
+    workdir = Workdir(place(path))
     try:
-        workdir.samples.mkdir(parents=True, exist_ok=True)
+        make_folder(workdir.samples)
         write_whole(workdir.config, json.dumps(config_lib.to_dict(config), indent=2) + "\n")
+        workdir.fetch_logs()
     except OSError as error:
-        raise ValueError(f"--workdir={path}: cannot be written to: {error.strerror}; choose another folder.") from error
+        reason = error.strerror or error
+        raise ValueError(f"--workdir={path}: cannot be written to: {reason}; choose another folder.") from error
     return workdir
 
 
 @contextlib.contextmanager
 def untouched_if_refused(path: Path) -> Iterator[None]:
     """Takes back what the block makes at `path` if it raises ValueError before it logs: bad input leaves nothing."""
-    workdir = Workdir(Path(path).absolute())
-    inside = (workdir.tokenizer, workdir.config, workdir.samples, workdir.checkpoints)
-    missing = [entry for entry in (*inside, workdir.path, *workdir.path.parents) if not entry.exists()]
+    workdir = Workdir(absolute(path))
+    inside = (workdir.tokenizer, workdir.config, workdir.samples, workdir.checkpoints, workdir.path)
+    around = () if in_bucket(workdir.path) else workdir.path.parents  # in a bucket, a folder is no more than a name
+    missing = [entry for entry in (*inside, *around) if not entry.exists()]
     begun = workdir.metrics.exists()
     config = None if workdir.config in missing else workdir.config.read_text(encoding="utf-8")
     try:
@@ -138,13 +185,3 @@ def untouched_if_refused(path: Path) -> Iterator[None]:
         if config is not None:
             write_whole(workdir.config, config)
         raise
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes `text` at `path` by a rename, so that no reader sees a part of it."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -14,16 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding import generate
-from flaxformer_lite.decoding.generate import (
-    Decoder,
-    best,
-    continuation,
-    make_pick,
-    padded_length,
-    rooms,
-    rows_for,
-    translation,
-)
+from flaxformer_lite.decoding.decoder import Decoder, padded_length, rows_for
+from flaxformer_lite.decoding.generate import best, continuation, make_pick, rooms, translation
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 

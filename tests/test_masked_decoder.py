@@ -14,7 +14,7 @@ import runs
 
 from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
-from flaxformer_lite.decoding.generate import Decoder
+from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import backends, transformer
 from flaxformer_lite.model.transformer import Inputs, build_model
 from flaxformer_lite.training import masking, metrics, parallel

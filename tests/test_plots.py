@@ -96,8 +96,8 @@ def test_a_figure_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp
     figure = FIGURES["schedule"]()
     before = [path.read_bytes() for path in plots.save(figure, tmp_path, "a")]
 
-    def half(path, **options):
-        path.write_bytes(b"half")
+    def half(file, **options):
+        file.write(b"half")
         raise OSError("no space left")
 
     monkeypatch.setattr(figure, "savefig", half)

@@ -12,7 +12,8 @@ import runs
 
 from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD
-from flaxformer_lite.decoding.generate import Decoder, continuation, search, translation
+from flaxformer_lite.decoding.decoder import Decoder
+from flaxformer_lite.decoding.generate import continuation, search, translation
 from flaxformer_lite.training import parallel
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")

@@ -15,7 +15,7 @@ from flaxformer_lite.config import CHOICES, Config, ModelConfig, OptimConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batching import BatchPlan
 from flaxformer_lite.data.loader import Batches, Tokens
-from flaxformer_lite.decoding.generate import Decoder
+from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import checkpoint, metrics, optim, parallel, sharding
 from flaxformer_lite.training import step as step_lib

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from flaxformer_lite import workdir
+from flaxformer_lite import places, workdir
 from flaxformer_lite.config import MAY_DIFFER_ON_RESUME, Config, differences, to_dict
 
 
@@ -74,7 +74,7 @@ def test_a_new_folder_is_named_after_its_config():
 
 def test_a_text_that_is_written_whole_replaces_the_old_one_and_leaves_no_other_file(tmp_path):
     (tmp_path / "a").write_text("old")
-    workdir.write_whole(tmp_path / "a", "new")
+    places.write_whole(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "new"
     assert len(list(tmp_path.iterdir())) == 1
 

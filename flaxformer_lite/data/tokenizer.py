@@ -2,12 +2,13 @@
 
 import hashlib
 import io
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import sentencepiece
+
+from flaxformer_lite.places import write_whole
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
@@ -57,12 +58,7 @@ def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str) -
         raise ValueError(
             f"config.data.vocab_size: no tokenizer of {vocab_size} pieces fits this text: {reason}"
         ) from error
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(model.getvalue())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, model.getvalue())
 
 
 def pad_rows(rows: list[np.ndarray], length: int, *, end: bool = True) -> np.ndarray:
@@ -101,7 +97,7 @@ class Tokenizer:
     def __init__(self, path: Path):
         """Raises ValueError if `path` is no SentencePiece model."""
         try:
-            model = Path(path).read_bytes()
+            model = path.read_bytes()
             self._pieces = sentencepiece.SentencePieceProcessor()
             self._pieces.LoadFromSerializedProto(model)  # the constructor takes an empty file for no file
         except (OSError, RuntimeError) as error:

@@ -4,16 +4,15 @@ A masked decoder writes all tokens at once: `fill_in`.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from flaxformer_lite.config import DecodeConfig, check_method
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, cut_at_end, pad_rows
+from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding import beam, mask_predict, sampling
 
 NextLogits = Callable[..., tuple[jax.Array, Any]]
@@ -254,163 +253,3 @@ def _likeliest(logits_BTV: jax.Array) -> tuple[jax.Array, jax.Array]:
     log_prob_BTV = jax.nn.log_softmax(logits_BTV)
     allowed_BTV = sampling.forbid(log_prob_BTV, [PAD, BOS, EOS, UNK])  # the length says where a text ends
     return jnp.argmax(allowed_BTV, axis=-1).astype(jnp.int32), allowed_BTV.max(axis=-1)
-
-
-def padded_length(length: int, max_length: int) -> int:
-    """The next of 16, 24, 32, 48, 64, 96, ... up to `max_length`: few lengths, so few compilations."""
-    power = max(16, 1 << (length - 1).bit_length())
-    three_quarters = power // 4 * 3
-    return min(max_length, three_quarters if max(16, length) <= three_quarters else power)
-
-
-def rows_for(length: int, *, tokens: int, multiple: int, waiting: int) -> int:
-    """Rows of a batch of this padded length: a multiple of `multiple`, as many as `tokens` positions hold, or one.
-
-    Few that are `waiting` take an eighth of that, so that one sentence need not pay for hundreds of empty rows: a
-    length has two shapes, so two compilations at most.
-    """
-    most, few = (max(multiple, rows // multiple * multiple) for rows in (tokens // length, tokens // length // 8))
-    return few if waiting <= few else most
-
-
-class Decoder:
-    """Decodes any number of inputs with one model, in batches of like length; compiles once a batch shape.
-
-    Inputs are sources for an encoder-decoder, and prompts for a language model.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        config: DecodeConfig,
-        *,
-        rows: int | None = None,
-        rows_multiple: int = 1,
-        sharding: tuple[jax.sharding.Sharding, jax.sharding.Sharding] | None = None,
-        compile_with: Callable[[Callable], Callable] = lambda compile: compile(),
-    ):
-        """
-        Args:
-          rows: inputs decoded at once; None: what `config.tokens_per_batch` holds, see `rows_for`.
-          rows_multiple: the rows of a batch are a multiple of this, so that devices can share them.
-          sharding: of a batch of inputs, and of the outputs (whole in every process); None: on one device.
-          compile_with: runs a compilation, so that a caller can do it elsewhere and wait.
-        """
-        check_method(model.config, config)
-        self._model, self._config, self._sharding = model, config, sharding
-        at_once = {"beam": config.beam_size, "mask_predict": config.length_candidates}.get(config.method, 1)
-        options = {"tokens": config.tokens_per_batch // at_once, "multiple": rows_multiple}
-        self._rows_for = functools.partial(rows_for, **options) if rows is None else lambda length, *, waiting: rows
-        self._translates = model.config.architecture == "encoder_decoder"
-        self.max_length = model.config.max_length
-        self._compile_with = compile_with
-        self._compiled: dict[tuple, Callable] = {}
-
-    def __call__(
-        self,
-        params: dict,
-        inputs: Sequence[np.ndarray],
-        *,
-        prefixes: Sequence[np.ndarray] | None = None,
-        numbers: Sequence[int] | None = None,
-        between_batches: Callable[[], None] = lambda: None,
-    ) -> list[np.ndarray]:
-        """The output ids of each input, in the order of `inputs`; an empty source gives an empty output.
-
-        Args:
-          prefixes: of an encoder-decoder, what the output of each input begins with.
-          numbers: what the random draws of each input depend on, 0 or more; None: 0, 1, 2, ...
-
-        Raises:
-          ValueError: an input does not fit into the model's `max_length` tokens with its end symbol, or a prefix.
-        """
-        outputs: list[np.ndarray] = [np.empty(0, np.int32)] * len(inputs)
-        for part, decoded_BT in self._batches(params, inputs, prefixes, numbers=numbers):
-            for i, row in zip(part, np.asarray(decoded_BT), strict=False):
-                outputs[i] = cut_at_end(row)
-            between_batches()
-        return outputs
-
-    def n_best(
-        self, params: dict, inputs: Sequence[np.ndarray], n: int, *, prefixes: Sequence[np.ndarray] | None = None
-    ) -> list[list[tuple[np.ndarray, float]]]:
-        """The n best outputs of each input with their scores, best first, by beam search; fewer if there are fewer.
-
-        An empty source has one output, the empty one, with the score 0.
-
-        Raises:
-          ValueError: as when called; or the method is not 'beam', or the beam holds fewer than n.
-        """
-        if self._config.method != "beam":
-            raise ValueError(
-                f"n_best: goes with decode.method='beam' only, and it is {self._config.method!r}; set that."
-            )
-        if not 1 <= n <= self._config.beam_size:
-            raise ValueError(
-                f"n_best: expected 1 to {self._config.beam_size} (decode.beam_size), got {n}; widen the beam for more."
-            )
-        outputs = [[(np.empty(0, np.int32), 0.0)] for _ in inputs]
-        for part, (decoded_BNT, score_BN) in self._batches(params, inputs, prefixes, n):
-            for i, rows, scores in zip(part, np.asarray(decoded_BNT), np.asarray(score_BN), strict=False):
-                exist = scores > beam.NONE
-                outputs[i] = [(cut_at_end(row), float(s)) for row, s in zip(rows[exist], scores[exist], strict=True)]
-        return outputs
-
-    def _batches(
-        self,
-        params: dict,
-        inputs: Sequence[np.ndarray],
-        prefixes: Sequence[np.ndarray] | None,
-        n: int | None = None,
-        numbers: Sequence[int] | None = None,
-    ) -> Iterator[tuple[list[int], Any]]:
-        """Batch by batch, the longest inputs first, which ones they are, and what the jitted function returns."""
-        if prefixes is not None and self._config.method == "mask_predict":
-            raise ValueError("prefixes: decode.method='mask_predict' writes all tokens at once; leave them out.")
-        numbers = range(len(inputs)) if numbers is None else numbers
-        self._check("input", inputs, "split it into shorter ones")
-        self._check("prefix", prefixes or (), "shorten it")
-        wanted = [i for i in range(len(inputs)) if len(inputs[i]) or not self._translates]
-        order = sorted(wanted, key=lambda i: len(inputs[i]), reverse=True)
-        while order:
-            rows = self._rows_for(padded_length(len(inputs[order[0]]) + 1, self.max_length), waiting=len(order))
-            part, order = order[:rows], order[rows:]
-            unused = [np.empty(0, np.int32)] * (rows - len(part))
-            batch = [self._padded([inputs[i] for i in part] + unused, end=self._translates)]
-            batch.append(np.array([numbers[i] for i in part] + [-1] * len(unused), np.int32))
-            if prefixes is not None:
-                batch.append(self._padded([prefixes[i] for i in part] + unused, end=False))
-            batch = [self._put(array) for array in batch]
-            yield part, self._compiled_for(params, batch, n)(params, *batch)
-
-    def _check(self, name: str, rows: Sequence[np.ndarray], advice: str) -> None:
-        for number, ids in enumerate(rows):
-            if len(ids) >= self.max_length:
-                raise ValueError(
-                    f"{name} {number}: {len(ids)} tokens, the model takes at most {self.max_length - 1}; {advice}."
-                )
-
-    def _padded(self, rows: list[np.ndarray], *, end: bool) -> np.ndarray:
-        longest = max(len(ids) for ids in rows)
-        return pad_rows(rows, padded_length(longest + 1, self.max_length), end=end)
-
-    def _put(self, array: np.ndarray) -> jax.Array:
-        if self._sharding is None:
-            return jnp.asarray(array)
-        return jax.make_array_from_callback(array.shape, self._sharding[0], lambda index: array[index])
-
-    def _compiled_for(self, params: dict, batch: list[jax.Array], n: int | None) -> Callable:
-        """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
-        key = (n, *(array.shape for array in batch))
-        if key not in self._compiled:
-            make_task = functools.partial(translation if self._translates else continuation, self._model, self._config)
-            longest = max(array.shape[1] for array in batch if array.ndim == 2)
-            room = {"max_length": min(self.max_length, longest + self._config.max_extra_length)}
-            method = functools.partial(best if n is None else functools.partial(search, n_best=n), **room)
-            decode = lambda params, *batch: method(make_task(params, *batch), self._config)  # noqa: E731
-            if self._config.method == "mask_predict":
-                fill = functools.partial(fill_in, self._model, self._config, **room)
-                decode = lambda params, source_BS, row_B: fill(params, source_BS)  # noqa: E731
-            jitted = jax.jit(decode, out_shardings=self._sharding and self._sharding[1])
-            self._compiled[key] = self._compile_with(lambda: jitted.lower(params, *batch).compile())
-        return self._compiled[key]

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 import flaxformer_lite
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config
+from flaxformer_lite.places import place
 
 Result = TypeVar("Result")
 
@@ -84,7 +85,7 @@ def check_workdir(path: Path, *, seconds: float = 30.0) -> None:
     """Raises ValueError unless every process sees within so many seconds what process 0 writes in `path`."""
     if jax.process_count() == 1:
         return
-    seal = Path(path) / f".seen-by-all-{gather(uuid.uuid4().hex)[0]}"
+    seal = place(path) / f".seen-by-all-{gather(uuid.uuid4().hex)[0]}"
     if jax.process_index() == 0:
         seal.touch()
     barrier("the seal is there")

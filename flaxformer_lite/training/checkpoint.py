@@ -8,7 +8,6 @@ before it is used.
 import contextlib
 import logging
 import math
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,9 +18,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from flaxformer_lite.places import absolute, in_bucket, remove_tree
+
 Tree = Any
 
 DAMAGED = ".damaged"
+UNFINISHED = ocp.utils.TMP_DIR_SUFFIX  # in the name of what Orbax had not finished writing
 HASHED_AT_ONCE = 2**16  # numbers
 
 
@@ -129,6 +131,11 @@ def is_due(step: int, *, num_steps: int, eval_every: int, checkpoint_every: int)
     return step > 0 and (step % eval_every == 0 or step % checkpoint_every == 0 or step == num_steps)
 
 
+def _is_finished(entry: Path) -> bool:
+    """Whether all of it was written; in a bucket, where nothing can be renamed at once, Orbax's last file tells."""
+    return UNFINISHED not in entry.name and (not in_bucket(entry) or ocp.utils.is_checkpoint_finalized(entry))
+
+
 class NewestAndBest:
     """Orbax preservation policy: the newest `newest` checkpoints and the `best` of highest score, ties to the later.
 
@@ -172,7 +179,7 @@ class Checkpoints:
           scores: step to score, higher is better; the caller's to update. None: there are none.
           due: whether the schedule has a checkpoint at a step.
         """
-        self.directory = Path(directory).absolute()
+        self.directory = absolute(directory)
         self.scores, self.due = {} if scores is None else scores, due
         options = ocp.CheckpointManagerOptions(
             preservation_policy=NewestAndBest(newest=keep_newest, best=keep_best, scores=self.scores, due=due),
@@ -181,8 +188,8 @@ class Checkpoints:
             read_only=read_only,
         )
         if not read_only and jax.process_index() == 0:
-            for unfinished in self.directory.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):  # of a process that was killed
-                shutil.rmtree(unfinished, ignore_errors=True)
+            for unfinished in self.directory.glob(f"*{UNFINISHED}*"):  # of a process that was killed
+                remove_tree(unfinished)
         with _quiet():
             self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -279,8 +286,7 @@ class Checkpoints:
             for problem in problems.values():
                 logging.warning("%s; it is renamed to end in %s, and step %d is used.", problem, DAMAGED, step)
             return restored
-        unfinished = ocp.utils.TMP_DIR_SUFFIX  # in the name of what Orbax had not finished writing
-        names = [entry.name for entry in self.directory.iterdir() if unfinished not in entry.name]
+        names = [entry.name for entry in self.directory.iterdir() if _is_finished(entry)]
         strange = sorted(name for name in names if not name.endswith(DAMAGED))
         if strange and not problems:
             problems[-1] = f"{self.directory}: expected checkpoints, found only {', '.join(strange[:3])}"
@@ -299,7 +305,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             for step in steps:
                 aside = self.directory / f"{step}{DAMAGED}"
-                shutil.rmtree(aside, ignore_errors=True)
+                remove_tree(aside)
                 (self.directory / str(step)).rename(aside)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("the damage is set aside")

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_lite import evaluate, trained
+from flaxformer_lite import evaluate, places, trained
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import loader, pipeline
@@ -59,7 +59,7 @@ def fit(config: Config, workdir: Path) -> int:
     chief = jax.process_index() == 0
     with Interrupt() as interrupt, workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext():
         try:
-            _train(config, Path(workdir), dataset, mesh, interrupt)
+            _train(config, places.place(workdir), dataset, mesh, interrupt)
         except Interrupted as reason:
             if not reason.agreed:
                 return interrupt.exit_code
@@ -80,7 +80,6 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     # a signal is heard meanwhile, and the steps compile while the data is read.
     wait = interrupt.wait_for
     config = with_vocabulary(config, config.data.vocab_size)
-    model = transformer.build_model(config.model)
     schedule = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
     rates = jax.device_get(optim.learning_rate(np.arange(1, config.train.num_steps + 1), config.optim, **schedule))
     mode = parallel.MODES[config.parallel.mode](mesh)
@@ -119,8 +118,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     stop = StopTogether(interrupt, mesh)
     compile_with = lambda compile: wait(programs.compile_next(compile))  # noqa: E731
     options = {"label_names": data.label_names, "compile_with": compile_with, "between_batches": stop.now}
-    evaluator = evaluate.Evaluator(model, config, mode, data.tokenizer, **options)
-    writer = writers.MetricsWriter(paths.path, started=started, enabled=chief)
+    evaluator = evaluate.Evaluator(transformer.build_model(config.model), config, mode, data.tokenizer, **options)
+    writer = writers.MetricsWriter(paths.logs, started=started, enabled=chief, publish=paths.publish_logs)
     progress = writers.Progress(done, config.train.num_steps, enabled=chief)
     useful = restored[1].get("useful_seconds", 0.0) if restored else 0.0
     unit = "examples" if config.model.architecture == "encoder_classifier" else "tokens"
@@ -141,6 +140,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         known = {"label_names": data.label_names, "scores": {str(step): score for step, score in scores.items()}}
         known |= {"useful_seconds": meter.useful}
         checkpoints.save(done, _to_parts(mode.over_mesh(state)), {"step": done, **identity, **known})
+        writer.flush()
 
     def measure() -> None:
         """Evaluates the state on validation data, and notes how good it is."""
@@ -148,7 +148,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         measured = evaluator.measure(state.measured, whole, data.validation, decode=count)
         values = measured.values
         if chief and measured.samples:
-            workdir_lib.write_whole(paths.samples / f"{done}.txt", measured.samples)
+            places.write_whole(paths.samples / f"{done}.txt", measured.samples)
             progress.note("\n".join(measured.samples.splitlines()[:8]))
         writer.write(done, "validation", values, parameters=trained.Origin((done,), trained.measured(config)).remark)
         progress.note(f"step {done}  validation  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
@@ -211,7 +211,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     test = wait(Background().submit(pipeline.read_split, test_part, test_split, data.tokenizer, config))
     measured = evaluator.measure(mode.put_state(params), params, test)
     if chief:
-        workdir_lib.write_whole(paths.samples / "test.txt", measured.samples)
+        places.write_whole(paths.samples / "test.txt", measured.samples)
         evaluate.save(measured, paths.samples, split="test", config=config, origin=origin)
         writer.write(origin.step, "test", measured.values, parameters=origin.remark)
         writer.close()
@@ -252,11 +252,11 @@ def _check_tokenizer(tokenizer: Tokenizer, config: Config, paths: workdir_lib.Wo
 def _check_identity(record: dict[str, Any], identity: dict[str, Any], paths: workdir_lib.Workdir) -> None:
     then, now = record.get("files", {}), identity["files"]
     changed = sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
-    places = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}
-    for name, place in places.items():
+    named = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}
+    for name, what in named.items():
         if record.get(name, {}) != identity[name]:
             raise ValueError(
-                f"{place}: not what the run in {paths.path} was trained with up to step {record['step']}; "
+                f"{what}: not what the run in {paths.path} was trained with up to step {record['step']}; "
                 "put the old one back, or use a new --workdir."
             )
 

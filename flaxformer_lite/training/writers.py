@@ -20,7 +20,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
       ValueError: another line is no JSON.
     """
     latest: dict[tuple[str, int], dict[str, Any]] = {}
-    lines = Path(path).read_bytes().splitlines(keepends=True) if Path(path).exists() else []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             break
@@ -46,20 +46,33 @@ def remove_torn_line(path: Path) -> None:
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to TensorBoard's event file below `workdir`; does nothing if not `enabled`.
+    """Appends to `metrics.jsonl` and to TensorBoard's event file in `folder`; does nothing if not `enabled`.
 
     Each line tells in `seconds` how long the run has taken up to it: all of its starts, without the time in between.
     """
 
-    def __init__(self, workdir: Path, *, started: float | None = None, enabled: bool = True):
-        """`started`: when this start of the run began, by `time.monotonic()`; None: now."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        started: float | None = None,
+        enabled: bool = True,
+        publish: Callable[[], None] = lambda: None,
+    ):
+        """
+        Args:
+          folder: on disk.
+          started: when this start of the run began, by `time.monotonic()`; None: now.
+          publish: copies the folder to where others read it.
+        """
         self._file = self._events = None
+        self._publish = publish
         self._begun = time.monotonic() if started is None else started
         if enabled:
-            remove_torn_line(workdir / "metrics.jsonl")
-            self._begun -= max([0.0, *(line.get("seconds", 0.0) for line in read_metrics(workdir / "metrics.jsonl"))])
-            self._file = os.open(workdir / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            self._events = tensorboardX.SummaryWriter(str(workdir), flush_secs=10)
+            remove_torn_line(folder / "metrics.jsonl")
+            self._begun -= max([0.0, *(line.get("seconds", 0.0) for line in read_metrics(folder / "metrics.jsonl"))])
+            self._file = os.open(folder / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._events = tensorboardX.SummaryWriter(str(folder), flush_secs=10)
 
     def elapsed(self) -> float:
         """Seconds that the run has taken so far."""
@@ -82,15 +95,17 @@ class MetricsWriter:
                 self._events.add_scalar(f"{split}/{name}", value, step)
 
     def flush(self) -> None:
-        """Brings TensorBoard's file up to date; metrics.jsonl always is."""
+        """Brings TensorBoard's file up to date, which metrics.jsonl always is, and publishes both."""
         if self._events is not None:
             self._events.flush()
+            self._publish()
 
     def close(self) -> None:
         """Flushes and closes both."""
         if self._file is not None:
             os.close(self._file)
             self._events.close()
+            self._publish()
 
 
 class Progress:

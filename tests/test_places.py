@@ -1,0 +1,187 @@
+"""A run in a bucket: the real clients of Google Cloud Storage against a server of its protocol on loopback."""
+
+import os
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+from gcp_storage_emulator.server import create_server
+
+from flaxformer_lite import places, workdir
+from flaxformer_lite.config import Config
+from flaxformer_lite.places import place
+from flaxformer_lite.training import checkpoint, writers
+
+BUCKET = "bucket"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The environment of a process that finds the server, which has one empty bucket, and a home."""
+    port, home = runs.free_port(), tmp_path_factory.mktemp("home")
+    running = create_server("127.0.0.1", port, in_memory=True, default_bucket=BUCKET)
+    running.start()
+    address = f"http://127.0.0.1:{port}"
+    yield {
+        "STORAGE_EMULATOR_HOST": address,  # of gcsfs
+        "TENSORSTORE_GCS_HTTP_URL": address,  # of Orbax
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # a question that the server does not know
+        "HOME": str(home),
+    }
+    running.stop()
+
+
+@pytest.fixture
+def bucket(server, monkeypatch, request):
+    """A folder of the bucket that no other test has used."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    return place(f"gs://{BUCKET}/{request.node.name}")
+
+
+def test_a_folder_on_disk_is_a_path_and_one_in_a_bucket_keeps_its_address():
+    assert type(place("a/b")) is type(Path("a/b")) and place("a/b") == Path("a/b")
+    assert os.fspath(place("gs://x/y") / "z") == "gs://x/y/z"
+    assert os.fspath(place(place("gs://x/y"))) == os.fspath(places.absolute(place("gs://x/y"))) == "gs://x/y"
+    assert places.in_bucket(place("gs://x")) and not places.in_bucket(Path("gs"))
+    assert places.absolute("a") == Path("a").absolute()
+
+
+def test_another_kind_of_address_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"s3://x/y: expected a folder, or gs://BUCKET/FOLDER, got an address of 's3'"):
+        place("s3://x/y")
+
+
+def test_without_the_extra_a_bucket_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setattr(places.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"gs://x/y: needs the extra for buckets: pip install 'flaxformer_lite\[gcs\]'"
+    ):
+        place("gs://x/y")
+
+
+def test_a_bucket_that_is_not_there_is_refused_by_name(bucket):
+    places.check_bucket(bucket)
+    with pytest.raises(ValueError, match=r"gs://elsewhere/run: there is no bucket 'elsewhere'"):
+        workdir.check(place("gs://elsewhere/run"), Config())
+
+
+def test_a_server_that_does_not_answer_is_told_with_what_to_check(bucket, monkeypatch):
+    def refuse(path):
+        raise PermissionError("401: anonymous caller")
+
+    monkeypatch.setattr(type(bucket), "iterdir", refuse)
+    with pytest.raises(ValueError, match=r"the bucket 'bucket' cannot be read: 401: anonymous caller; check that"):
+        places.check_bucket(bucket)
+
+
+def test_a_config_comes_back_from_a_bucket_and_one_that_differs_is_refused(bucket):
+    created = workdir.create(bucket, Config())
+    assert workdir.read_config(bucket) == Config()
+    other = runs.small_config()
+    with pytest.raises(ValueError, match=r"config.model.*: the run in gs://bucket/.* has "):
+        workdir.check(bucket, other)
+    assert [entry.name for entry in created.path.iterdir()] == ["config.json"]
+
+
+def test_what_was_made_before_a_refusal_is_taken_back(bucket):
+    with pytest.raises(ValueError, match="refused"), workdir.untouched_if_refused(bucket):
+        workdir.create(bucket, Config())
+        raise ValueError("refused")
+    assert not workdir.Workdir(bucket).config.exists()
+
+
+def test_logs_are_written_on_disk_copied_to_the_bucket_and_fetched_on_another_machine(bucket):
+    paths = workdir.create(bucket, Config())
+    assert not places.in_bucket(paths.logs) and paths.logs.is_dir()
+    writer = writers.MetricsWriter(paths.logs, publish=paths.publish_logs)
+    writer.write(1, "train", {"loss": 2.0})
+    assert not paths.metrics.exists()
+    writer.flush()
+    assert [line["step"] for line in writers.read_metrics(paths.metrics)] == [1]
+    writer.write(2, "train", {"loss": 1.0})
+    writer.close()
+    assert [line["step"] for line in writers.read_metrics(paths.metrics)] == [1, 2]
+    assert len(list(bucket.glob("events.*"))) == 1
+    shutil.rmtree(paths.logs)
+    (paths.logs).mkdir()
+    (paths.logs / "metrics.jsonl").write_text("of another run\n")
+    workdir.create(bucket, Config())
+    assert (paths.logs / "metrics.jsonl").read_bytes() == paths.metrics.read_bytes()
+    assert [file.name for file in paths.logs.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_log_that_cannot_be_copied_is_told_and_kept(bucket, monkeypatch, caplog):
+    paths = workdir.create(bucket, Config())
+    (paths.logs / "metrics.jsonl").write_text("{}\n")
+
+    def fail(path, data):
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(type(bucket), "write_bytes", fail)
+    paths.publish_logs()
+    assert "metrics.jsonl: not copied from" in caplog.text and "no answer" in caplog.text
+    assert (paths.logs / "metrics.jsonl").exists()
+
+
+def test_checkpoints_in_a_bucket_are_kept_averaged_and_set_aside_when_damaged(bucket):
+    tree = lambda value: {"params": {"a": jnp.full((3, 5), value), "b": jnp.arange(7.0) * value}}  # noqa: E731
+    kept = checkpoint.Checkpoints(bucket / "checkpoints", keep_newest=2)
+    for step in (1, 2, 3):
+        kept.save(step, tree(float(step)), {"step": step})
+        kept.wait()
+    assert kept.steps() == [2, 3]
+    averaged, _ = kept.restore_average([2, 3], tree(0.0))
+    np.testing.assert_array_equal(averaged["params"]["a"], np.full((3, 5), 2.5))
+    kept.close()
+
+    for file in (bucket / "checkpoints" / "3" / "params").glob("d/*"):
+        file.write_bytes(b"broken")
+    again = checkpoint.Checkpoints(bucket / "checkpoints", keep_newest=2)
+    parts, record = again.restore_newest(tree(0.0))
+    assert record["step"] == 2
+    np.testing.assert_array_equal(parts["params"]["a"], np.full((3, 5), 2.0))
+    assert sorted(entry.name for entry in (bucket / "checkpoints").iterdir()) == ["2", "3.damaged"]
+    again.close()
+
+
+def test_a_first_checkpoint_that_was_never_finished_is_no_checkpoint_and_is_written_anew(bucket):
+    (bucket / "checkpoints" / "1" / "params").mkdir(parents=True, exist_ok=True)
+    (bucket / "checkpoints" / "1" / "params" / "part").write_text("half")
+    tree = {"params": {"a": jnp.ones(3)}}
+    kept = checkpoint.Checkpoints(bucket / "checkpoints")
+    assert kept.restore_newest(tree) is None
+    kept.save(1, tree, {"step": 1})
+    kept.wait()
+    assert kept.restore_newest(tree)[1]["step"] == 1
+    assert not (bucket / "checkpoints" / "1" / "params" / "part").exists()
+    kept.close()
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_is_killed_goes_on_and_translates(server, tmp_path):
+    run, on_disk = f"gs://{BUCKET}/run", tmp_path / "run"
+    changes = {"train.num_steps": 30, "train.eval_every": 10, "train.checkpoint_every": 5, "train.decode_examples": 4}
+    flags = runs.flags(changes)
+    with runs.started("train", *flags, f"--workdir={run}", env=server) as process:
+        logs = Path(server["HOME"]) / ".cache/flaxformer_lite/logs" / BUCKET / "run/metrics.jsonl"
+        runs.wait_until(lambda: logs.exists() and '"step": 12,' in logs.read_text(), process)
+        process.kill()
+    shutil.rmtree(Path(server["HOME"]) / ".cache/flaxformer_lite/logs")  # as on another machine
+    for folder in (run, on_disk):
+        finished = runs.run("train", *flags, f"--workdir={folder}", env=server)
+        assert finished.returncode == 0, finished.stderr
+    assert "complete" not in finished.stdout
+    outputs = {}
+    for folder in (run, on_disk):
+        translated = runs.run("translate", f"--workdir={folder}", input=b"3 June 2024\n12 km\n", env=server)
+        assert translated.returncode == 0, translated.stderr
+        outputs[folder] = translated.stdout
+    assert outputs[run] == outputs[on_disk] and outputs[run].strip()
+    drawn = runs.run("plot", "metrics", run, env=server)
+    assert drawn.returncode == 0, drawn.stderr
+    measured = runs.run("evaluate", f"--workdir={run}", env=server)
+    assert measured.returncode == 0, measured.stderr
