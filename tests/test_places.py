@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
+from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
 
 from flaxformer_lite import places, workdir
@@ -21,16 +22,28 @@ BUCKET = "bucket"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """The environment of a process that finds the server, which has one empty bucket, and a home."""
+    plain_download = objects.download
+
+    def download(request, response, storage, *arguments, **options):
+        """With the header that says which generation of the object it is, which Google's server sends."""
+        plain_download(request, response, storage, *arguments, **options)
+        if 200 <= response.status < 300:
+            of = storage.get_file_obj(request.params["bucket_name"], request.params["object_id"])
+            response["x-goog-generation"] = of["generation"]
+
     port, home = runs.free_port(), tmp_path_factory.mktemp("home")
     running = create_server("127.0.0.1", port, in_memory=True, default_bucket=BUCKET)
     running.start()
     address = f"http://127.0.0.1:{port}"
+    patched = pytest.MonkeyPatch()
+    patched.setattr(objects, "download", download)
     yield {
         "STORAGE_EMULATOR_HOST": address,  # of gcsfs
         "TENSORSTORE_GCS_HTTP_URL": address,  # of Orbax
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # a question that the server does not know
         "HOME": str(home),
     }
+    patched.undo()
     running.stop()
 
 

@@ -286,7 +286,8 @@ class Checkpoints:
             for problem in problems.values():
                 logging.warning("%s; it is renamed to end in %s, and step %d is used.", problem, DAMAGED, step)
             return restored
-        names = [entry.name for entry in self.directory.iterdir() if _is_finished(entry)]
+        entries = self.directory.iterdir() if self.directory.exists() else ()  # in a bucket there are no empty folders
+        names = [entry.name for entry in entries if _is_finished(entry)]
         strange = sorted(name for name in names if not name.endswith(DAMAGED))
         if strange and not problems:
             problems[-1] = f"{self.directory}: expected checkpoints, found only {', '.join(strange[:3])}"
