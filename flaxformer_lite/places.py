@@ -37,6 +37,32 @@ def absolute(path: Path) -> Path:
     return path if in_bucket(path) else path.absolute()
 
 
+def on_disk(path: Path, kind: str) -> Path:
+    """`path` itself, or of one in a bucket the folder on this disk for what of this `kind` belongs to it."""
+    if not in_bucket(path):
+        return path
+    return Path.home() / ".cache/flaxformer_lite" / kind / os.fspath(path).removeprefix(BUCKETS)
+
+
+def fetch(source: Path, target: Path) -> None:
+    """Copies what is below `source`, in a bucket, and not yet as large below `target`, on disk; each file whole."""
+    for entry in source.iterdir() if source.is_dir() else ():
+        if entry.is_dir():
+            fetch(entry, target / entry.name)
+            continue
+        copy = target / entry.name
+        if copy.exists() and copy.stat().st_size == entry.stat().length:
+            continue
+        target.mkdir(parents=True, exist_ok=True)
+        partial = copy.with_name(f"{copy.name}.{os.getpid()}.partial")
+        try:
+            with entry.open("rb") as reader, partial.open("wb") as writer:
+                shutil.copyfileobj(reader, writer, 2**24)
+            partial.replace(copy)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
 def make_folder(folder: Path) -> None:
     """Makes `folder` and those around it, where they are not there; a bucket has files alone."""
     if not in_bucket(folder):

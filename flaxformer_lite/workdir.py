@@ -12,11 +12,11 @@ from pathlib import Path
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config
 from flaxformer_lite.places import (
-    BUCKETS,
     absolute,
     check_bucket,
     in_bucket,
     make_folder,
+    on_disk,
     place,
     remove_tree,
     write_whole,
@@ -32,9 +32,7 @@ class Workdir:
     @property
     def logs(self) -> Path:
         """Where process 0 writes the log: the folder itself, or on its disk for a bucket, which takes no additions."""
-        if not in_bucket(self.path):
-            return self.path
-        return Path.home() / ".cache/flaxformer_lite/logs" / os.fspath(self.path).removeprefix(BUCKETS)
+        return on_disk(self.path, "logs")
 
     @property
     def config(self) -> Path:

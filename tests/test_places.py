@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
+import tensorflow_datasets as tfds
 from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
 
 from flaxformer_lite import places, workdir
 from flaxformer_lite.config import Config
+from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.places import place
 from flaxformer_lite.training import checkpoint, writers
 
@@ -172,6 +174,35 @@ def test_a_first_checkpoint_that_was_never_finished_is_no_checkpoint_and_is_writ
     assert kept.restore_newest(tree)[1]["step"] == 1
     assert not (bucket / "checkpoints" / "1" / "params" / "part").exists()
     kept.close()
+
+
+def test_a_dataset_in_a_bucket_is_read_from_a_copy_that_is_made_once(bucket, tmp_path, monkeypatch):
+    class Wmt14Translate(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en", description="small")]
+
+        def _info(self):
+            features, keys = tfds.features.Translation(("de", "en")), ("de", "en")
+            options = {"features": features, "supervised_keys": keys, "disable_shuffling": True}
+            return tfds.core.DatasetInfo(builder=self, **options)
+
+        def _split_generators(self, manager):
+            return {"train": enumerate({"de": f"Satz {i}", "en": f"sentence {i}"} for i in range(5))}
+
+        def _generate_examples(self):
+            raise NotImplementedError  # the split is given whole
+
+    Wmt14Translate(file_format="array_record", config="de-en", data_dir=tmp_path).download_and_prepare()
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            (bucket / file.relative_to(tmp_path)).write_bytes(file.read_bytes())
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", os.fspath(bucket))
+    for _ in range(2):
+        examples = Dataset("wmt14_translate/de-en").read("train")
+        assert (examples.source[3], examples.target[3], len(examples.source)) == ("Satz 3", "sentence 3", 5)
+        monkeypatch.setattr(places.shutil, "copyfileobj", None)  # nothing is copied again
+    with pytest.raises(ValueError, match=r"wmt16_translate/de-en is not prepared: nothing is in .*data/bucket/test_a"):
+        Dataset("wmt16_translate/de-en")
 
 
 @pytest.mark.slow

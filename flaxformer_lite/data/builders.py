@@ -18,6 +18,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from flaxformer_lite.data import cldr, languages, own_text, text_files
 from flaxformer_lite.data.own_text import OwnText
 from flaxformer_lite.data.text_files import LABEL, Corpus
+from flaxformer_lite.places import check_bucket, fetch, in_bucket, on_disk, place
 
 HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
 # Of each kind in each locale, in `cldr_language`: 2,000 examples of validation, and of test, and 47,000 to train on.
@@ -176,6 +177,28 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
             yield number, record.SerializeToString(deterministic=True)
 
 
+def data_root() -> Path:
+    """The folder of all datasets on this disk: `TFDS_DATA_DIR`, or if that is in a bucket, where copies of it are kept.
+
+    Examples are read at random from files that are mapped into memory, which those in a bucket cannot be.
+    """
+    return on_disk(place(tfds.core.constants.DATA_DIR), "data").expanduser()
+
+
+def open_prepared(name: str) -> tfds.core.DatasetBuilder:
+    """The builder of a dataset that TFDS knows, which a bucket in `TFDS_DATA_DIR` may have.
+
+    Raises:
+      ValueError: the bucket cannot be read, or as `tfds.builder`.
+    """
+    root = place(tfds.core.constants.DATA_DIR)
+    if not in_bucket(root):
+        return tfds.builder(name)
+    check_bucket(root)
+    fetch(root / name, data_root() / name)
+    return tfds.builder(name, data_dir=data_root())
+
+
 def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) -> CldrTranslate:
     """The builder of `cldr_translate/<pair>`, which reads without TensorFlow.
 
@@ -189,12 +212,12 @@ def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) 
     locales_of(pair)
     config = next((known for known in CldrTranslate.BUILDER_CONFIGS if known.name == pair), None)
     config = config or tfds.core.BuilderConfig(name=pair, description="Two locales of the Unicode CLDR.")
-    return CldrTranslate(config=config, data_dir=data_dir, file_format="array_record")
+    return CldrTranslate(config=config, data_dir=data_dir or data_root(), file_format="array_record")
 
 
 def cldr_language(data_dir: str | PathLike | None = None) -> CldrLanguage:
     """The builder of `cldr_language`, which reads without TensorFlow; `data_dir` as in `cldr_translate`."""
-    return CldrLanguage(data_dir=data_dir, file_format="array_record")
+    return CldrLanguage(data_dir=data_dir or data_root(), file_format="array_record")
 
 
 def own_texts(own: OwnText, data_dir: str | PathLike | None = None) -> tuple[tfds.core.DatasetBuilder, dict[str, str]]:
@@ -210,7 +233,7 @@ def own_texts(own: OwnText, data_dir: str | PathLike | None = None) -> tuple[tfd
       ValueError: a file is missing or cannot be read, or the files do not suit each other or their kind.
     """
     corpora = own_text.corpora(own)
-    root = Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+    root = Path(data_dir or data_root())
     name, contents = identify(own, corpora, root)
     folder = root / TextFiles.name / name / str(TextFiles.VERSION)
     if (folder / "dataset_info.json").exists():

@@ -277,7 +277,7 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
             return builders.cldr_language()
         for module in REGISTERED_BY:
             importlib.import_module(f"tensorflow_datasets.{module}")
-        return tfds.builder(name)
+        return builders.open_prepared(name)
     except (tfds.core.DatasetNotFoundError, ValueError, ImportError) as error:
         raise ValueError(f"config.data.dataset: cannot open {name!r}: {str(error).splitlines()[0]}") from error
 
