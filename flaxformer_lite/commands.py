@@ -11,7 +11,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data.line_windows import WINDOW
 from flaxformer_lite.line_job import LineJob
-from flaxformer_lite.places import place
+from flaxformer_lite.places import in_bucket, place
 from flaxformer_lite.training.accelerators import ACCELERATORS
 
 
@@ -158,7 +158,7 @@ def _parse_config(
     overrides, others = command_line.split_overrides(arguments)
     values = command_line.parse(others, define, usage=usage)
     name = "default"
-    if values.config is None and values.workdir and (place(values.workdir) / "config.json").exists():
+    if values.config is None and values.workdir and workdir_lib.has_run(values.workdir):
         user_config = config_lib.to_config_dict(workdir_lib.read_config(place(values.workdir)))
     else:
         file = command_line.find_config(values.config or name)
@@ -180,7 +180,7 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
 
     usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
-    workdir, references = _required_workdir(values), [Path(name) for name in values.references]
+    workdir, references = _required_workdir(values), [place(name) for name in values.references]
     output = place(values.output) if values.output else workdir_lib.Workdir(workdir).samples
     chosen = _model(values), _decode_given(values)
     return EvaluateRequest(workdir, values.split, references, _resampling(values), output, *chosen)
@@ -207,8 +207,8 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
             raise ValueError(f"--{name}: expected {what}, got nothing; add --{name}=FILE.")
     if values.baseline is not None and values.bootstrap is None:
         raise ValueError("--baseline: goes with --bootstrap=1000 or so, which tells a difference from chance.")
-    references, baseline = [Path(name) for name in values.references], values.baseline
-    files = Path(values.hypotheses), references, values.tokenized, Path(baseline) if baseline else None
+    references, baseline = [place(name) for name in values.references], values.baseline
+    files = place(values.hypotheses), references, values.tokenized, place(baseline) if baseline else None
     return ScoreRequest(*files, _resampling(values))
 
 
@@ -267,6 +267,9 @@ def _job(values: flags.FlagValues) -> LineJob:
     """Raises ValueError for a flag that would be ignored."""
     if values.restart and not values.output:
         raise ValueError("--restart: goes with --output=FILE; of what goes to standard output nothing is kept.")
+    for flag in ("input", "output"):
+        if in_bucket(values[flag].value or ""):
+            raise ValueError(f"--{flag}: expected a file on disk, got {values[flag].value}; copy it by hand.")
     paths = (Path(path) if path else None for path in (values.input, values.output))
     return LineJob(*paths, values.window, values.restart, values.progress)
 
@@ -284,7 +287,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
 
     usage = "usage: generate --workdir=W [--prompt=TEXT] [--count=N] [--method=sample --temperature=0.8 --seed=1 ...]"
     values = command_line.parse(arguments, define, usage=usage)
-    output = Path(values.output) if values.output else None
+    output = place(values.output) if values.output else None
     _check_utf8("--prompt", values.prompt)
     asked = _required_workdir(values), values.prompt, values.count, _decode_given(values), output
     return GenerateRequest(*asked, _model(values))

@@ -1,8 +1,14 @@
 """Where a run lies: a folder on disk, or a folder in a bucket of Google Cloud Storage, read and written alike."""
 
+import contextlib
+import errno
+import fcntl
 import importlib.util
 import os
+import re
 import shutil
+import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 
 from etils import epath
@@ -14,14 +20,18 @@ def place(name: str | os.PathLike) -> Path:
     """`name` as a path: on disk a `pathlib.Path`, and for gs://bucket/folder one with the same methods.
 
     Raises:
-      ValueError: another kind of address, or what reads buckets is not installed.
+      ValueError: another kind of address, or one that pathlib has taken for a folder and shortened; or what reads
+        buckets is not installed.
     """
     name = os.fspath(name)
-    scheme, separator, _ = name.partition("://")
-    if separator and scheme + separator != BUCKETS:
-        raise ValueError(f"{name}: expected a folder, or {BUCKETS}BUCKET/FOLDER, got an address of {scheme!r}.")
-    if not separator:
+    address = re.match(r"([a-z][a-z0-9+.-]*):/", name)
+    if address is None:
         return Path(name)
+    if not name.startswith(BUCKETS):
+        raise ValueError(f"{name}: expected a folder, or {BUCKETS}BUCKET/FOLDER, got an address of {address[1]!r}.")
+    bucket, *folders = name.removeprefix(BUCKETS).split("/")
+    if not bucket or {".", ".."} & {bucket, *folders} or re.search(r"[][*?]", name):  # its client would expand these
+        raise ValueError(f"{name}: expected {BUCKETS}BUCKET/FOLDER, without [ ] * ?, and no folder '.' or '..'.")
     _read_buckets(name)
     return epath.Path(name)
 
@@ -38,29 +48,40 @@ def absolute(path: Path) -> Path:
 
 
 def on_disk(path: Path, kind: str) -> Path:
-    """`path` itself, or of one in a bucket the folder on this disk for what of this `kind` belongs to it."""
+    """`path` itself, or of one in a bucket the folder on this disk for what of this `kind` belongs to it alone."""
     if not in_bucket(path):
         return path
-    return Path.home() / ".cache/flaxformer_lite" / kind / os.fspath(path).removeprefix(BUCKETS)
+    name = urllib.parse.quote(os.fspath(path).removeprefix(BUCKETS).rstrip("/"), safe="")
+    return Path.home() / ".cache/flaxformer_lite" / kind / name
 
 
 def fetch(source: Path, target: Path) -> None:
-    """Copies what is below `source`, in a bucket, and not yet as large below `target`, on disk; each file whole."""
-    for entry in source.iterdir() if source.is_dir() else ():
-        if entry.is_dir():
-            fetch(entry, target / entry.name)
-            continue
-        copy = target / entry.name
-        if copy.exists() and copy.stat().st_size == entry.stat().length:
-            continue
+    """Copies what is below `source`, in a bucket, and not yet as large below `target`, on disk; each file whole.
+
+    Of several processes on a machine one copies, and the others wait for it.
+
+    Raises:
+      ValueError: the bucket cannot be read, or the disk not written.
+    """
+    with _told(source, f"cannot be copied to {target}"):
         target.mkdir(parents=True, exist_ok=True)
-        partial = copy.with_name(f"{copy.name}.{os.getpid()}.partial")
-        try:
+        with (target / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _copy_tree(source, target)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    for entry in source.iterdir():
+        copy = target / entry.name
+        if entry.is_dir():
+            _copy_tree(entry, copy)
+        elif entry.exists() and not (copy.exists() and copy.stat().st_size == entry.stat().length):
+            # A name alone, without a file, is how some tools mark a folder.
+            target.mkdir(parents=True, exist_ok=True)
+            partial = copy.with_name(f"{copy.name}.partial")
             with entry.open("rb") as reader, partial.open("wb") as writer:
                 shutil.copyfileobj(reader, writer, 2**24)
             partial.replace(copy)
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:
@@ -72,7 +93,8 @@ def make_folder(folder: Path) -> None:
 def remove_tree(folder: Path) -> None:
     """Removes `folder` and what is in it, if it is there."""
     if in_bucket(folder):
-        folder.rmtree(missing_ok=True)
+        if folder.exists():
+            folder.rmtree()
     else:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -81,10 +103,16 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Writes text, as UTF-8, or bytes at `path` so that no reader sees a part: on disk by a rename.
 
     In a bucket a file appears when all of it is there.
+
+    Raises:
+      OSError: it cannot be written, with the reason.
     """
     content = content.encode() if isinstance(content, str) else content
     if in_bucket(path):
-        path.write_bytes(content)
+        try:
+            path.write_bytes(content)
+        except Exception as error:  # of the network, of credentials, of the server
+            raise OSError(errno.EIO, _reason(error), os.fspath(path)) from error
         return
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -96,17 +124,30 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def check_bucket(path: Path) -> None:
     """Raises ValueError if the bucket that `path` names cannot be listed."""
-    bucket = os.fspath(path)[len(BUCKETS) :].split("/")[0]
+    bucket = os.fspath(path).removeprefix(BUCKETS).split("/")[0]
+    with _told(path, f"the bucket {bucket!r} cannot be read"):
+        try:
+            next(iter(place(f"{BUCKETS}{bucket}").iterdir()), None)
+        except FileNotFoundError:
+            raise ValueError(f"{path}: there is no bucket {bucket!r}; make it first, or check its name.") from None
+
+
+@contextlib.contextmanager
+def _told(path: Path, what: str) -> Iterator[None]:
+    """Whatever the network, credentials, the server or the disk make the block raise, as a ValueError about `path`."""
     try:
-        next(iter(place(f"{BUCKETS}{bucket}").iterdir()), None)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no bucket {bucket!r}; make it first, or check its name.") from None
-    except Exception as error:  # of the network, of credentials, of the server
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
         raise ValueError(
-            f"{path}: the bucket {bucket!r} cannot be read: {reason[0]:.200}; check that this machine may use it "
+            f"{path}: {what}: {_reason(error)}; check that this machine may use it "
             "(gcloud auth application-default login)."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{([*str(error).strip().splitlines(), type(error).__name__])[0]:.200}"
 
 
 def _read_buckets(name: str) -> None:

@@ -55,6 +55,11 @@ class Workdir:
         return self.path / "checkpoints"
 
     @property
+    def log(self) -> Path:
+        """The `metrics.jsonl` that process 0 adds to."""
+        return self.logs / self.metrics.name
+
+    @property
     def profile(self) -> Path:
         """A trace of some steps, for TensorBoard and XProf; part of the log."""
         return self.logs / "profile"
@@ -65,28 +70,49 @@ class Workdir:
         return self.path / "samples"
 
     def fetch_logs(self) -> None:
-        """The log on this disk begins as the bucket has it."""
+        """The log on this disk begins as the bucket has it, unless it is the same and goes on."""
         if self.logs == self.path:
+            return
+        published = self.metrics.read_bytes() if self.metrics.exists() else b""
+        if published and self.log.exists() and self.log.read_bytes().startswith(published):
             return
         remove_tree(self.logs)
         self.logs.mkdir(parents=True)
-        if self.metrics.exists():
-            (self.logs / self.metrics.name).write_bytes(self.metrics.read_bytes())
+        if published:
+            self.log.write_bytes(published)
 
     def publish_logs(self) -> None:
         """Copies to the bucket what of the log has changed; what cannot be copied now is told, and stays on disk."""
-        for file in sorted(self.logs.rglob("*")) if self.logs != self.path else ():
+        files = sorted(self.logs.rglob("*"), key=lambda file: (file.name != self.metrics.name, file))
+        for file in files if self.logs != self.path else ():
             copy = self.path / file.relative_to(self.logs)
             try:
                 if file.is_file() and not (copy.exists() and copy.stat().length == file.stat().st_size):
-                    copy.write_bytes(file.read_bytes())
+                    write_whole(copy, file.read_bytes())
             except Exception as error:  # of the network, of credentials, of the server: no reason to stop training
                 logging.warning("%s: not copied from %s now: %s", copy, file, error)
+
+    def write_sample(self, name: str, text: str) -> None:
+        """Writes `samples/<name>`; where a bucket does not take it, that is told, and is no reason to stop training."""
+        try:
+            write_whole(self.samples / name, text)
+        except OSError as error:
+            if not in_bucket(self.path):
+                raise
+            logging.warning("%s: not written: %s", self.samples / name, error)
 
 
 def new_path(config_name: str) -> Path:
     """A folder under `runs/` named after the config and the time, to the second."""
     return Path("runs") / f"{config_name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
+def has_run(path: Path) -> bool:
+    """Whether `path` is the workdir of a run. Raises ValueError if it is in a bucket that cannot be read."""
+    path = place(path)
+    if in_bucket(path):
+        check_bucket(path)
+    return Workdir(path).config.is_file()
 
 
 def read_config(path: Path) -> Config:
@@ -96,7 +122,7 @@ def read_config(path: Path) -> Config:
       ValueError: there is no such folder or run, or its config cannot be read.
     """
     file = Workdir(place(path)).config
-    if not file.is_file():
+    if not has_run(path):
         raise ValueError(f"{path}: expected the workdir of a run, but it has no config.json; check --workdir.")
     try:
         return config_lib.resolve(json.loads(file.read_text()))
@@ -169,17 +195,21 @@ def create(path: Path, config: Config) -> Workdir:
 def untouched_if_refused(path: Path) -> Iterator[None]:
     """Takes back what the block makes at `path` if it raises ValueError before it logs: bad input leaves nothing."""
     workdir = Workdir(absolute(path))
-    inside = (workdir.tokenizer, workdir.config, workdir.samples, workdir.checkpoints, workdir.path)
-    around = () if in_bucket(workdir.path) else workdir.path.parents  # in a bucket, a folder is no more than a name
-    missing = [entry for entry in (*inside, *around) if not entry.exists()]
-    begun = workdir.metrics.exists()
+    files, logs_are_new = (workdir.tokenizer, workdir.config), not workdir.logs.exists()
+    folders = (workdir.samples, workdir.checkpoints, workdir.path, *workdir.path.parents)
+    made = files if in_bucket(workdir.path) else (*files, *folders)  # a bucket has no empty folders
+    missing = [entry for entry in made if not entry.exists()]
+    begun = workdir.log.exists()
     config = None if workdir.config in missing else workdir.config.read_text(encoding="utf-8")
     try:
         yield
     except ValueError:
-        for entry in missing if begun or not workdir.metrics.exists() else ():
+        logged = workdir.log.exists() and not begun
+        for entry in () if logged else missing:
             with contextlib.suppress(OSError):  # it was not made, or holds something else
                 entry.rmdir() if entry.is_dir() else entry.unlink()
+        if in_bucket(workdir.path) and logs_are_new and not logged:
+            remove_tree(workdir.logs)
         if config is not None:
             write_whole(workdir.config, config)
         raise

@@ -1,6 +1,7 @@
 """A run in a bucket: the real clients of Google Cloud Storage against a server of its protocol on loopback."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import tensorflow_datasets as tfds
 from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
 
-from flaxformer_lite import places, workdir
+from flaxformer_lite import commands, places, workdir
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.places import place
@@ -54,7 +55,7 @@ def bucket(server, monkeypatch, request):
     """A folder of the bucket that no other test has used."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
-    return place(f"gs://{BUCKET}/{request.node.name}")
+    return place(f"gs://{BUCKET}/{re.sub(r'[^a-z0-9_]', '', request.node.name)}")
 
 
 def test_a_folder_on_disk_is_a_path_and_one_in_a_bucket_keeps_its_address():
@@ -65,9 +66,26 @@ def test_a_folder_on_disk_is_a_path_and_one_in_a_bucket_keeps_its_address():
     assert places.absolute("a") == Path("a").absolute()
 
 
-def test_another_kind_of_address_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"s3://x/y: expected a folder, or gs://BUCKET/FOLDER, got an address of 's3'"):
-        place("s3://x/y")
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("s3://x/y", "s3://x/y: expected a folder, or gs://BUCKET/FOLDER, got an address of 's3'"),
+        (Path("gs://x/y"), "gs:/x/y: expected a folder, or gs://BUCKET/FOLDER, got an address of 'gs'"),  # shortened
+        ("gs:///y", "gs:///y: expected gs://BUCKET/FOLDER, without [ ] * ?, and no folder '.' or '..'"),
+        ("gs://x/../y", "gs://x/../y: expected gs://BUCKET/FOLDER, without"),
+        ("gs://x/y[1]", "gs://x/y[1]: expected gs://BUCKET/FOLDER, without [ ] * ?"),
+    ],
+)
+def test_another_kind_of_address_is_refused_by_name(address, says):
+    with pytest.raises(ValueError) as caught:
+        place(address)
+    assert says in str(caught.value)
+
+
+def test_each_place_in_a_bucket_has_a_folder_on_disk_that_is_in_no_other():
+    outer, inner = (places.on_disk(place(name), "logs") for name in ("gs://x/runs", "gs://x/runs/a"))
+    assert inner.parent == outer.parent == Path.home() / ".cache/flaxformer_lite/logs"
+    assert places.on_disk(Path("a"), "logs") == Path("a")
 
 
 def test_without_the_extra_a_bucket_is_refused_with_what_to_install(monkeypatch):
@@ -107,6 +125,7 @@ def test_what_was_made_before_a_refusal_is_taken_back(bucket):
         workdir.create(bucket, Config())
         raise ValueError("refused")
     assert not workdir.Workdir(bucket).config.exists()
+    assert not workdir.Workdir(bucket).logs.exists()
 
 
 def test_logs_are_written_on_disk_copied_to_the_bucket_and_fetched_on_another_machine(bucket):
@@ -142,6 +161,39 @@ def test_a_log_that_cannot_be_copied_is_told_and_kept(bucket, monkeypatch, caplo
     assert (paths.logs / "metrics.jsonl").exists()
 
 
+def test_lines_that_were_never_copied_are_kept_on_the_machine_that_has_them(bucket):
+    paths = workdir.create(bucket, Config())
+    paths.log.write_text("1\n")
+    paths.publish_logs()
+    paths.log.write_text("1\n2\n")
+    workdir.create(bucket, Config())
+    assert paths.log.read_text() == "1\n2\n"
+    paths.metrics.write_text("1\n3\n")  # another machine has gone on since
+    workdir.create(bucket, Config())
+    assert paths.log.read_text() == "1\n3\n"
+
+
+def test_a_sample_that_a_bucket_does_not_take_is_told_and_stops_nothing(bucket, monkeypatch, caplog):
+    paths = workdir.create(bucket, Config())
+    monkeypatch.setattr(type(bucket), "write_bytes", lambda path, data: 1 / 0)
+    paths.write_sample("8.txt", "a text")
+    assert "samples/8.txt: not written: " in caplog.text and "division by zero" in caplog.text
+    with pytest.raises(OSError, match="division by zero"):
+        places.write_whole(paths.config, "{}")
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_a_command_on_a_bucket_that_is_not_there_is_told_so_in_a_line(bucket, command):
+    parse = {"train": commands.parse_train, "evaluate": lambda flags: workdir.read_config(place(flags[0][10:]))}
+    with pytest.raises(ValueError, match="gs://elsewhere/run: there is no bucket 'elsewhere'"):
+        parse[command](["--workdir=gs://elsewhere/run"])
+
+
+def test_translations_are_not_written_to_a_bucket_line_by_line():
+    with pytest.raises(ValueError, match=r"--output: expected a file on disk, got gs://x/out\.txt"):
+        commands.parse_translate(["--workdir=runs/x", "--output=gs://x/out.txt"])
+
+
 def test_checkpoints_in_a_bucket_are_kept_averaged_and_set_aside_when_damaged(bucket):
     tree = lambda value: {"params": {"a": jnp.full((3, 5), value), "b": jnp.arange(7.0) * value}}  # noqa: E731
     kept = checkpoint.Checkpoints(bucket / "checkpoints", keep_newest=2)
@@ -163,15 +215,16 @@ def test_checkpoints_in_a_bucket_are_kept_averaged_and_set_aside_when_damaged(bu
     again.close()
 
 
-def test_a_first_checkpoint_that_was_never_finished_is_no_checkpoint_and_is_written_anew(bucket):
+@pytest.mark.parametrize("next_step", [1, 2])
+def test_a_first_checkpoint_that_was_never_finished_is_no_checkpoint_and_is_removed(bucket, next_step):
     (bucket / "checkpoints" / "1" / "params").mkdir(parents=True, exist_ok=True)
     (bucket / "checkpoints" / "1" / "params" / "part").write_text("half")
     tree = {"params": {"a": jnp.ones(3)}}
     kept = checkpoint.Checkpoints(bucket / "checkpoints")
     assert kept.restore_newest(tree) is None
-    kept.save(1, tree, {"step": 1})
+    kept.save(next_step, tree, {"step": next_step})
     kept.wait()
-    assert kept.restore_newest(tree)[1]["step"] == 1
+    assert kept.restore_newest(tree)[1]["step"] == next_step
     assert not (bucket / "checkpoints" / "1" / "params" / "part").exists()
     kept.close()
 
@@ -197,28 +250,41 @@ def test_a_dataset_in_a_bucket_is_read_from_a_copy_that_is_made_once(bucket, tmp
         if file.is_file():
             (bucket / file.relative_to(tmp_path)).write_bytes(file.read_bytes())
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", os.fspath(bucket))
-    for _ in range(2):
-        examples = Dataset("wmt14_translate/de-en").read("train")
-        assert (examples.source[3], examples.target[3], len(examples.source)) == ("Satz 3", "sentence 3", 5)
-        monkeypatch.setattr(places.shutil, "copyfileobj", None)  # nothing is copied again
-    with pytest.raises(ValueError, match=r"wmt16_translate/de-en is not prepared: nothing is in .*data/bucket/test_a"):
+    examples = Dataset("wmt14_translate/de-en").read("train")
+    assert (examples.source[3], examples.target[3], len(examples.source)) == ("Satz 3", "sentence 3", 5)
+    with monkeypatch.context() as patched:
+        patched.setattr(places.shutil, "copyfileobj", None)  # nothing is copied again
+        assert Dataset("wmt14_translate/de-en").read("train").source == examples.source
+    with pytest.raises(ValueError, match=r"wmt16_translate/de-en': nothing is in gs://bucket/.*/wmt16_translate/de-en"):
         Dataset("wmt16_translate/de-en")
+    with pytest.raises(ValueError, match=r"has de-en of it; name one, as in wmt14_translate/de-en"):
+        Dataset("wmt14_translate")
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_is_killed_goes_on_and_translates(server, tmp_path):
+def test_a_run_in_a_bucket_is_killed_goes_on_and_translates(server, bucket, tmp_path):
     run, on_disk = f"gs://{BUCKET}/run", tmp_path / "run"
-    changes = {"train.num_steps": 30, "train.eval_every": 10, "train.checkpoint_every": 5, "train.decode_examples": 4}
+    changes = {
+        "train.num_steps": 30,
+        "train.eval_every": 10,
+        "train.checkpoint_every": 5,
+        "train.decode_examples": 4,
+        "train.log_every": 1,
+    }
     flags = runs.flags(changes)
     with runs.started("train", *flags, f"--workdir={run}", env=server) as process:
-        logs = Path(server["HOME"]) / ".cache/flaxformer_lite/logs" / BUCKET / "run/metrics.jsonl"
+        logs = Path(server["HOME"]) / ".cache/flaxformer_lite/logs" / f"{BUCKET}%2Frun/metrics.jsonl"
         runs.wait_until(lambda: logs.exists() and '"step": 12,' in logs.read_text(), process)
         process.kill()
+    kept = {entry.name for entry in place(f"{run}/checkpoints").iterdir()}
+    assert kept & {"5", "10"}
     shutil.rmtree(Path(server["HOME"]) / ".cache/flaxformer_lite/logs")  # as on another machine
     for folder in (run, on_disk):
         finished = runs.run("train", *flags, f"--workdir={folder}", env=server)
         assert finished.returncode == 0, finished.stderr
-    assert "complete" not in finished.stdout
+    logged = {str(folder): runs.losses(place(folder)) for folder in (run, on_disk)}
+    assert logged[run] == logged[str(on_disk)] and list(logged[run]) == list(range(1, 31))
+    assert len(list(place(run).glob("events.*"))) == 2  # one a start, so it did go on
     outputs = {}
     for folder in (run, on_disk):
         translated = runs.run("translate", f"--workdir={folder}", input=b"3 June 2024\n12 km\n", env=server)

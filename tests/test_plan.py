@@ -85,7 +85,7 @@ def test_a_device_holds_and_computes_less_the_more_there_are():
     assert split.memory.state < copies.memory.state / 4
     assert copies.memory.temporary < one.memory.temporary
     assert copies.flops == split.flops == one.flops / 8
-    assert one.flops == flops.train_step(model(), one.rows, one.length)
+    assert one.flops == flops.train_step(Config(model=model()), one.rows, one.length)
 
 
 def test_the_state_is_that_of_the_parameters_moments_and_batch():

@@ -195,7 +195,15 @@ def open_prepared(name: str) -> tfds.core.DatasetBuilder:
     if not in_bucket(root):
         return tfds.builder(name)
     check_bucket(root)
-    fetch(root / name, data_root() / name)
+    dataset, how = tfds.core.naming.parse_builder_name_kwargs(name)
+    folder = "/".join([str(dataset), *(how[part] for part in ("config", "version") if how.get(part))])
+    if not (root / folder).is_dir():
+        raise ValueError(f"nothing is in {root / folder}")
+    below = sorted(entry.name for entry in (root / folder).iterdir())
+    configs = [name for name in below if not tfds.core.Version.is_valid(name)]
+    if "config" not in how and configs:  # of which one may be as large as all others
+        raise ValueError(f"{root} has {', '.join(configs)} of it; name one, as in {dataset}/{configs[0]}")
+    fetch(root / folder, data_root() / folder)
     return tfds.builder(name, data_dir=data_root())
 
 

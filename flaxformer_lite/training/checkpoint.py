@@ -133,7 +133,9 @@ def is_due(step: int, *, num_steps: int, eval_every: int, checkpoint_every: int)
 
 def _is_finished(entry: Path) -> bool:
     """Whether all of it was written; in a bucket, where nothing can be renamed at once, Orbax's last file tells."""
-    return UNFINISHED not in entry.name and (not in_bucket(entry) or ocp.utils.is_checkpoint_finalized(entry))
+    if in_bucket(entry):
+        return not entry.is_dir() or ocp.utils.is_checkpoint_finalized(entry)
+    return UNFINISHED not in entry.name
 
 
 class NewestAndBest:
@@ -188,10 +190,15 @@ class Checkpoints:
             read_only=read_only,
         )
         if not read_only and jax.process_index() == 0:
-            for unfinished in self.directory.glob(f"*{UNFINISHED}*"):  # of a process that was killed
-                remove_tree(unfinished)
+            for entry in self._entries():
+                if not _is_finished(entry):  # of a process that was killed
+                    remove_tree(entry)
         with _quiet():
             self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def _entries(self) -> list[Path]:
+        """What lies in the directory, if it is there: in a bucket there are no empty folders."""
+        return list(self.directory.iterdir()) if self.directory.exists() else []
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, oldest first."""
@@ -286,8 +293,7 @@ class Checkpoints:
             for problem in problems.values():
                 logging.warning("%s; it is renamed to end in %s, and step %d is used.", problem, DAMAGED, step)
             return restored
-        entries = self.directory.iterdir() if self.directory.exists() else ()  # in a bucket there are no empty folders
-        names = [entry.name for entry in entries if _is_finished(entry)]
+        names = [entry.name for entry in self._entries() if _is_finished(entry)]
         strange = sorted(name for name in names if not name.endswith(DAMAGED))
         if strange and not problems:
             problems[-1] = f"{self.directory}: expected checkpoints, found only {', '.join(strange[:3])}"

@@ -98,7 +98,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         scores.update(_known_scores(restored[1], paths, config.train.best_metric))
     if same_result and _is_finished(paths, config, done, scores):
         checkpoints.close()
-        return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths))
+        return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths.metrics))
     fresh = None if restored else Background().submit(mode.make_state, initial_state)
     if fresh and jax.process_count() > 1:  # what all devices run, they must run in the same order
         wait(fresh)
@@ -139,8 +139,8 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     def save() -> None:
         known = {"label_names": data.label_names, "scores": {str(step): score for step, score in scores.items()}}
         known |= {"useful_seconds": meter.useful}
-        checkpoints.save(done, _to_parts(mode.over_mesh(state)), {"step": done, **identity, **known})
         writer.flush()
+        checkpoints.save(done, _to_parts(mode.over_mesh(state)), {"step": done, **identity, **known})
 
     def measure() -> None:
         """Evaluates the state on validation data, and notes how good it is."""
@@ -148,7 +148,7 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
         measured = evaluator.measure(state.measured, whole, data.validation, decode=count)
         values = measured.values
         if chief and measured.samples:
-            places.write_whole(paths.samples / f"{done}.txt", measured.samples)
+            paths.write_sample(f"{done}.txt", measured.samples)
             progress.note("\n".join(measured.samples.splitlines()[:8]))
         writer.write(done, "validation", values, parameters=trained.Origin((done,), trained.measured(config)).remark)
         progress.note(f"step {done}  validation  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
@@ -211,11 +211,11 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     test = wait(Background().submit(pipeline.read_split, test_part, test_split, data.tokenizer, config))
     measured = evaluator.measure(mode.put_state(params), params, test)
     if chief:
-        places.write_whole(paths.samples / "test.txt", measured.samples)
+        paths.write_sample("test.txt", measured.samples)
         evaluate.save(measured, paths.samples, split="test", config=config, origin=origin)
         writer.write(origin.step, "test", measured.values, parameters=origin.remark)
         writer.close()
-        report.say("\n".join(text for text in (report.closing_table(paths), measured.note) if text))
+        report.say("\n".join(text for text in (report.closing_table(paths.log), measured.note) if text))
         report.say(report.written(paths, config, time.monotonic() - started, meter.goodput()))
 
 

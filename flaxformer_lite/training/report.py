@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -135,9 +136,9 @@ def _interval(name: str, intervals: Mapping[str, tuple[float, float]]) -> str:
     return " ± ".join(shown.format(number).replace("%", " %") for number in intervals[name])
 
 
-def closing_table(paths: Workdir) -> str:
-    """The metrics of the test line that ends `metrics.jsonl`."""
-    record = writers.read_metrics(paths.metrics)[-1]
+def closing_table(path: Path) -> str:
+    """The metrics of the last test line of a `metrics.jsonl`."""
+    record = [line for line in writers.read_metrics(path) if line["split"] == "test"][-1]
     values = {name: value for name, value in record.items() if name not in ("step", "seconds", "split", "parameters")}
     measured = record.get("parameters", f"best step {record['step']}")
     return f"test split, {measured}\n{table(values)}"
