@@ -8,7 +8,7 @@ import pytest
 import runs
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flaxformer_lite.config import ModelConfig, with_vocabulary
+from flaxformer_lite.config import Config, ModelConfig, with_vocabulary
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import flops, parallel, plan
 from flaxformer_lite.training.accelerators import ACCELERATORS

@@ -200,7 +200,7 @@ def open_prepared(name: str) -> tfds.core.DatasetBuilder:
     if not (root / folder).is_dir():
         raise ValueError(f"nothing is in {root / folder}")
     below = sorted(entry.name for entry in (root / folder).iterdir())
-    configs = [name for name in below if not tfds.core.Version.is_valid(name)]
+    configs = [name for name in below if not (name.startswith(".") or tfds.core.Version.is_valid(name))]
     if "config" not in how and configs:  # of which one may be as large as all others
         raise ValueError(f"{root} has {', '.join(configs)} of it; name one, as in {dataset}/{configs[0]}")
     fetch(root / folder, data_root() / folder)
