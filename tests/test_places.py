@@ -274,7 +274,7 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_translates(server, bucket, tmp_
     flags = runs.flags(changes)
     with runs.started("train", *flags, f"--workdir={run}", env=server) as process:
         logs = Path(server["HOME"]) / ".cache/flaxformer_lite/logs" / f"{BUCKET}%2Frun/metrics.jsonl"
-        runs.wait_until(lambda: logs.exists() and '"step": 12,' in logs.read_text(), process)
+        runs.wait_until(lambda: logs.exists() and '"step": 12,' in logs.read_text(), process, seconds=240)
         process.kill()
     kept = {entry.name for entry in place(f"{run}/checkpoints").iterdir()}
     assert kept & {"5", "10"}
