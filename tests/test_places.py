@@ -194,6 +194,7 @@ def test_translations_are_not_written_to_a_bucket_line_by_line():
         commands.parse_translate(["--workdir=runs/x", "--output=gs://x/out.txt"])
 
 
+@pytest.mark.slow
 def test_checkpoints_in_a_bucket_are_kept_averaged_and_set_aside_when_damaged(bucket):
     tree = lambda value: {"params": {"a": jnp.full((3, 5), value), "b": jnp.arange(7.0) * value}}  # noqa: E731
     kept = checkpoint.Checkpoints(bucket / "checkpoints", keep_newest=2)

@@ -248,7 +248,12 @@ def test_microbatches_give_the_loss_and_the_gradients_of_the_whole_batch_with_dr
 
 
 @pytest.mark.parametrize(
-    "architecture", ["encoder_decoder", "encoder_classifier", pytest.param("decoder_lm", marks=pytest.mark.slow)]
+    "architecture",
+    [
+        "encoder_decoder",
+        pytest.param("encoder_classifier", marks=pytest.mark.slow),
+        pytest.param("decoder_lm", marks=pytest.mark.slow),
+    ],
 )
 def test_with_r_drop_what_is_minimised_is_the_mean_loss_of_two_draws_and_how_far_they_disagree(state, architecture):
     model, params = (MODEL, state.params) if architecture == "encoder_decoder" else transformer_of(architecture)
