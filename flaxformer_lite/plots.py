@@ -202,7 +202,7 @@ def schedule(rates_by_name: Mapping[str, np.ndarray]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "step") -> Figure:
-    """A panel for each metric in the records of metrics.jsonl, a colour for each run; None leaves a gap.
+    """A panel for each metric with a value in the records of metrics.jsonl, a colour a run; None leaves a gap.
 
     Scores of a part of a split, such as `exact_match/date`, are left out. `over`: 'step' or 'minutes', for which each
     record needs its 'seconds'. Raises ValueError if there are no metrics.
@@ -210,7 +210,8 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "ste
     x_of = {"step": lambda record: record["step"], "minutes": lambda record: record["seconds"] / 60}[over]
     records = [record for run in runs.values() for record in run]
     words = {"step", "seconds", "split", "parameters"}
-    found = {name for record in records for name in record if "/" not in name} - words
+    found = {name for record in records for name, value in record.items() if "/" not in name and value is not None}
+    found -= words
     if not found:
         raise ValueError(f"There are no metrics in {', '.join(runs) or 'no runs'}.")
     names = sorted(found, key=lambda name: (name != "loss", name))

@@ -306,7 +306,7 @@ def test_metrics_have_a_panel_each_with_a_curve_for_each_run_and_split():
             record(7, "validation", loss=4.0, bleu=11.0),
             {**record(7, "test", loss=3.0, **{"exact_match/date": 1.0}), "parameters": "average of steps 5, 7"},
         ],
-        "second": [record(2, loss=1.0)],
+        "second": [record(2, loss=1.0, mfu=None)],  # what no record has a value of has no panel
     }
     figure = plots.metrics(runs)
     assert [panel.get_title() for panel in figure.axes] == ["loss", "bleu", "grad norm"]
