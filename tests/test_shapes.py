@@ -139,10 +139,11 @@ def test_decoding_token_by_token_with_a_cache_gives_the_logits_of_the_full_forwa
     full = forward(config, source, target)
     for row, length in enumerate(TARGETS):
         np.testing.assert_allclose(logits[row, :length], full[row, :length], atol=2e-5)
-    own, cross = jax.tree.leaves(cache.self_attention), jax.tree.leaves(cache.cross_attention)
-    assert {leaf.shape for leaf in own} == {(3, config.num_kv_heads or 6, room, 4)}
-    assert {leaf.shape for leaf in cross} == ({(3, config.num_kv_heads or 6, S, 4)} if encoded else set())
-    assert all((leaf[:, :, :steps] != 0).all() and (leaf[:, :, steps:] == 0).all() for leaf in own)
+    of_layers = (cache.self_attention, cache.cross_attention)
+    own, cross = ([part for kept in caches if kept for part in kept.projected()] for caches in of_layers)
+    assert {part.shape for part in own} == {(3, room, config.num_kv_heads or 6, 4)}
+    assert {part.shape for part in cross} == ({(3, S, config.num_kv_heads or 6, 4)} if encoded else set())
+    assert all((part[:, :steps] != 0).all() and (part[:, steps:] == 0).all() for part in own)
 
 
 @pytest.mark.parametrize(("architecture", "position", "kind"), CASES)
