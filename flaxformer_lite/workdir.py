@@ -83,8 +83,9 @@ class Workdir:
 
     def publish_logs(self) -> None:
         """Copies to the bucket what of the log has changed; what cannot be copied now is told, and stays on disk."""
-        files = sorted(self.logs.rglob("*"), key=lambda file: (file.name != self.metrics.name, file))
-        for file in files if self.logs != self.path else ():
+        if self.logs == self.path:
+            return
+        for file in sorted(self.logs.rglob("*"), key=lambda file: (file.name != self.metrics.name, file)):
             copy = self.path / file.relative_to(self.logs)
             try:
                 if file.is_file() and not (copy.exists() and copy.stat().length == file.stat().st_size):
