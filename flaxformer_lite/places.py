@@ -63,11 +63,18 @@ def fetch(source: Path, target: Path) -> None:
     Raises:
       ValueError: the bucket cannot be read, or the disk not written.
     """
-    with _told(source, f"cannot be copied to {target}"):
+    with _told(source, f"cannot be copied to {target}", "check the disk's room, and that this machine may read there"):
         target.mkdir(parents=True, exist_ok=True)
-        with (target / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(target / ".lock"):
             _copy_tree(source, target)
+
+
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Holds the lock `file`, on disk; the system lets go of it when the process dies, however it dies."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _copy_tree(source: Path, target: Path) -> None:
@@ -125,7 +132,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def check_bucket(path: Path) -> None:
     """Raises ValueError if the bucket that `path` names cannot be listed."""
     bucket = os.fspath(path).removeprefix(BUCKETS).split("/")[0]
-    with _told(path, f"the bucket {bucket!r} cannot be read"):
+    advice = "check that this machine may use it (gcloud auth application-default login)"
+    with _told(path, f"the bucket {bucket!r} cannot be read", advice):
         try:
             next(iter(place(f"{BUCKETS}{bucket}").iterdir()), None)
         except FileNotFoundError:
@@ -133,17 +141,14 @@ def check_bucket(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
+def _told(path: Path, what: str, advice: str) -> Iterator[None]:
     """Whatever the network, credentials, the server or the disk make the block raise, as a ValueError about `path`."""
     try:
         yield
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(
-            f"{path}: {what}: {_reason(error)}; check that this machine may use it "
-            "(gcloud auth application-default login)."
-        ) from error
+        raise ValueError(f"{path}: {what}: {_reason(error)}; {advice}.") from error
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,7 @@ import tensorflow_datasets as tfds
 from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
 
-from flaxformer_lite import commands, places, workdir
+from flaxformer_lite import commands, places, trained, workdir
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.places import place
@@ -184,7 +184,8 @@ def test_a_sample_that_a_bucket_does_not_take_is_told_and_stops_nothing(bucket, 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_a_command_on_a_bucket_that_is_not_there_is_told_so_in_a_line(bucket, command):
-    parse = {"train": commands.parse_train, "evaluate": lambda flags: workdir.read_config(place(flags[0][10:]))}
+    read = lambda flags: trained.load(commands.parse_evaluate(flags).workdir)  # noqa: E731
+    parse = {"train": commands.parse_train, "evaluate": read}
     with pytest.raises(ValueError, match="gs://elsewhere/run: there is no bucket 'elsewhere'"):
         parse[command](["--workdir=gs://elsewhere/run"])
 

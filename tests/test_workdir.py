@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +78,20 @@ def test_a_text_that_is_written_whole_replaces_the_old_one_and_leaves_no_other_f
     places.write_whole(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "new"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_text_that_is_only_half_written_leaves_the_old_one_and_no_other_file(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("old")
+
+    def half(path, content):
+        with path.open("wb") as file:
+            file.write(content[:1])
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(OSError, match="no space left"):
+        places.write_whole(tmp_path / "a", "new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]
 
 
 def test_a_refused_start_takes_back_what_it_made(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import io
 import itertools
 import shutil
@@ -18,7 +17,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from flaxformer_lite.data import cldr, languages, own_text, text_files
 from flaxformer_lite.data.own_text import OwnText
 from flaxformer_lite.data.text_files import LABEL, Corpus
-from flaxformer_lite.places import check_bucket, fetch, in_bucket, on_disk, place
+from flaxformer_lite.places import check_bucket, fetch, in_bucket, locked, on_disk, place
 
 HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
 # Of each kind in each locale, in `cldr_language`: 2,000 examples of validation, and of test, and 47,000 to train on.
@@ -310,10 +309,9 @@ def _root(builder: tfds.core.DatasetBuilder) -> Path:
 
 @contextlib.contextmanager
 def _locked(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
-    """Holds the lock file of the dataset; the system lets go of it when the process dies, however it dies."""
+    """Holds the lock file of the dataset."""
     _root(builder).mkdir(parents=True, exist_ok=True)
-    with (_root(builder) / f".{builder.info.full_name.replace('/', '.')}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(_root(builder) / f".{builder.info.full_name.replace('/', '.')}.lock"):
         yield
 
 

@@ -11,7 +11,6 @@ whole. All of it may be deleted at any time, and is then made again.
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import logging
@@ -30,6 +29,7 @@ import tqdm
 from flaxformer_lite.data.examples import Reader
 from flaxformer_lite.data.ragged import Ragged
 from flaxformer_lite.data.tokenizer import Tokenizer
+from flaxformer_lite.places import locked
 
 FORMAT = 1
 READ_AT_ONCE = 8192  # examples held as text
@@ -115,10 +115,9 @@ def _mapped(file: Path, dtype: str, count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """Holds the lock file in `root`; the system lets go of it when the process dies, however it dies."""
+    """Holds the lock file in `root`."""
     root.mkdir(parents=root.is_relative_to(Path.home() / CACHE), exist_ok=True)
-    with (root / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(root / ".lock"):
         for left_by_a_killed_process in root.glob(".partial-*"):
             shutil.rmtree(left_by_a_killed_process)
         yield

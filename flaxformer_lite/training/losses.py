@@ -31,10 +31,11 @@ def cross_entropy(
 def disagreement(first_BTV: jax.Array, second_BTV: jax.Array, weights_BT: jax.Array) -> jax.Array:
     """How far two predictions of each token are apart: the sum of `weights_BT` times KL(1 || 2) + KL(2 || 1), in nats.
 
-    `first_BTV` and `second_BTV` are their logits. Liang 2021 (R-Drop), section 2.1.
+    `first_BTV` and `second_BTV` are their logits. Liang 2021 (R-Drop), section 2.1. The sum is that of (p - q)(log p -
+    log q), in which logits may stand for log p and log q: they differ by a constant, and p - q sums to zero.
     """
-    first_BTV, second_BTV = (jax.nn.log_softmax(logits.astype(jnp.float32)) for logits in (first_BTV, second_BTV))
-    apart_BT = ((jnp.exp(first_BTV) - jnp.exp(second_BTV)) * (first_BTV - second_BTV)).sum(axis=-1)
+    first_BTV, second_BTV = (logits.astype(jnp.float32) for logits in (first_BTV, second_BTV))
+    apart_BT = ((jax.nn.softmax(first_BTV) - jax.nn.softmax(second_BTV)) * (first_BTV - second_BTV)).sum(axis=-1)
     return (apart_BT * weights_BT).sum()
 
 
