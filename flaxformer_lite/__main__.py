@@ -55,20 +55,24 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Prints what a step takes of each device, for every shape of batch."""
+    """Prints what a step takes of each device, for every shape of batch; or how it grows with the devices."""
     request = commands.parse_plan(arguments)
     os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported, which then makes so many devices
     os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={request.devices}"
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(request.devices)}"
     )
     from flaxformer_lite import runtime
 
     runtime.start()
     from flaxformer_lite.training import parallel, plan
+    from flaxformer_lite.training.accelerators import ACCELERATORS
 
+    if len(request.devices) > 1:
+        print(plan.scaling_table(request.config, request.devices, request.accelerator, request.utilization))
+        return 0
     sizes = request.config.parallel
     mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor)
-    plans = plan.plan(request.config, mesh)
+    plans = plan.plan(request.config, mesh, ACCELERATORS[request.accelerator].platform)
     print(plan.table(plans, mesh, request.accelerator, request.utilization))
     return 0
 

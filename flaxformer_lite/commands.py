@@ -28,7 +28,7 @@ class PlanRequest(NamedTuple):
     """What `plan` was asked to do."""
 
     config: config_lib.Config
-    devices: int
+    devices: list[int]  # several: the batch grows with them
     accelerator: str
     utilization: float
 
@@ -139,7 +139,7 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_string("config", None, "a config file, or the name of a shipped one", flag_values=values)
         flags.DEFINE_string("workdir", None, "a run, whose config is planned", flag_values=values)
-        flags.DEFINE_integer("devices", 8, "how many there would be", lower_bound=1, flag_values=values)
+        flags.DEFINE_list("devices", ["8"], "how many there would be; several: how it scales", flag_values=values)
         flags.DEFINE_enum("accelerator", "h100", sorted(ACCELERATORS), "what each would be", flag_values=values)
         share = "the share of an accelerator's peak that its matrix products are assumed to reach"
         flags.DEFINE_float("utilization", 0.4, share, lower_bound=0.01, upper_bound=1, flag_values=values)
@@ -148,7 +148,9 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
         "usage: plan [--config=X | --workdir=W] [--devices=8] [--accelerator=h100] [--config.section.field=value ...]"
     )
     values, config, _ = _parse_config(arguments, define, usage)
-    return PlanRequest(config, values.devices, values.accelerator, values.utilization)
+    if not values.devices or not all(count.isdecimal() and int(count) for count in values.devices):
+        raise ValueError(f"--devices: expected a number from 1 on, or several with commas, got {values.devices}.")
+    return PlanRequest(config, list(map(int, values.devices)), values.accelerator, values.utilization)
 
 
 def _parse_config(

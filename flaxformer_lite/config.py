@@ -15,7 +15,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -291,11 +291,13 @@ def _check_contradictions(config: Config) -> None:
     check_model(config.model)
     check_method(config.model, config.decode)
     data, parallel = config.data, config.parallel
-    changed = {name for name, _, _ in differences(Config(), config)}
-    for name in sorted(changed & READ_IF.keys()):
+    changed = {name: default for name, default, _ in differences(Config(), config)}
+    for name in sorted(changed.keys() & READ_IF.keys()):
         other, wanted = READ_IF[name]
         if getattr(getattr(config, other.split(".")[0]), other.split(".")[1]) != wanted:
-            raise ValueError(f"config.{name}: goes with {other}={wanted!r} only; set that, or leave this one out.")
+            raise ValueError(
+                f"config.{name}: goes with {other}={wanted!r} only; set that, or this to {changed[name]!r}."
+            )
     for name in sorted(changed) if config.model.architecture == "encoder_classifier" else ():
         if name.startswith(("decode.", "model.output_bias", "model.tie_embeddings")):
             raise ValueError(f"config.{name}: a classifier writes no text, and would ignore it; leave it unset.")
@@ -375,7 +377,7 @@ def _check_contradictions(config: Config) -> None:
         )
 
 
-def _check_own_text(data: DataConfig, changed: set[str]) -> None:
+def _check_own_text(data: DataConfig, changed: Collection[str]) -> None:
     """Files go with a dataset that reads them, and what says how they are read goes with files."""
     datasets = {"train": data.dataset, "validation": data.validation_dataset, "test": data.test_dataset}
     datasets = {split: dataset or data.dataset for split, dataset in datasets.items()}

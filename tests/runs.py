@@ -217,13 +217,19 @@ def free_port() -> int:
 
 
 def processes(
-    count: int, *arguments: str, script: Sequence[str], own: Sequence[Sequence[str]] | None = None, **options
+    count: int,
+    *arguments: str,
+    script: Sequence[str],
+    own: Sequence[Sequence[str]] | None = None,
+    env: dict[str, str] | None = None,
+    **options,
 ) -> list[subprocess.Popen]:
     """Processes with eight devices together that find each other on loopback, running `script` and the arguments.
 
     `own`: what each of them is told besides.
     """
-    env = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={8 // count}")}
+    few = os.environ["XLA_FLAGS"].replace("device_count=8", f"device_count={8 // count}")
+    env = {**os.environ, **(env or {}), "XLA_FLAGS": few}
     port = free_port()
     return [
         subprocess.Popen(

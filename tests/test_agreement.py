@@ -118,14 +118,25 @@ def step_of(workdir: Path) -> int:
     return runs.last_step(workdir) if (workdir / "metrics.jsonl").exists() else 0
 
 
+FORTY = ["--config.train.num_steps=40", "--config.train.eval_every=20"]
+
+
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of two processes that nothing happened to."""
+    workdir = tmp_path_factory.mktemp("never_killed") / "run"
+    assert [code for code, _ in ended(start(f"--workdir={workdir}", *FORTY), seconds=300)] == [0, 0]
+    return workdir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_is_killed_ends_the_other_with_a_message_and_the_run_goes_on_exactly(victim, tmp_path):
+def test_a_process_that_is_killed_ends_the_other_with_a_message_and_the_run_goes_on_exactly(
+    victim, never_killed, tmp_path
+):
     """The other ends by itself within a minute, and the two started again end as if nothing had been."""
-    steps = ["--config.train.num_steps=40", "--config.train.eval_every=20"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert [code for code, _ in ended(start(f"--workdir={whole}", *steps), seconds=300)] == [0, 0]
-    processes = start(f"--workdir={killed}", *steps)
+    killed = tmp_path / "killed"
+    processes = start(f"--workdir={killed}", *FORTY)
     runs.wait_until(lambda: step_of(killed) >= 11, processes[0], seconds=300)
     processes[victim].send_signal(signal.SIGKILL)
     ((code, err),) = ended([processes[1 - victim]], seconds=60)
@@ -133,5 +144,5 @@ def test_a_process_that_is_killed_ends_the_other_with_a_message_and_the_run_goes
     assert code not in (0, 143, 130)
     assert "most likely another process of this run has ended" in err or "another task died" in err
     assert 11 <= step_of(killed) < 40
-    assert [code for code, _ in ended(start(f"--workdir={killed}", *steps), seconds=300)] == [0, 0]
-    assert runs.losses(killed) == runs.losses(whole)
+    assert [code for code, _ in ended(start(f"--workdir={killed}", *FORTY), seconds=300)] == [0, 0]
+    assert runs.losses(killed) == runs.losses(never_killed)

@@ -106,10 +106,11 @@ def loss_of_features(x_BTD, matrix_VD, labels_BT, weights_BT):
     return objective, {"weight": weight, "largest": logits_BTV.max(axis=(1, 2)).sum()}
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 12])
-def test_the_loss_of_a_batch_is_the_sum_over_its_parts_and_so_is_its_gradient(parts):
+@pytest.mark.parametrize(("parts", "row_shards"), [(1, 1), (2, 1), (3, 1), (12, 1), (1, 4), (3, 4), (2, 3), (2, 6)])
+def test_the_loss_of_a_batch_is_the_sum_over_its_parts_and_so_is_its_gradient(parts, row_shards):
     def in_parts(x_BTD, matrix_VD):
-        objective, sums = summed_over_parts(loss_of_features, x_BTD, matrix_VD, *OF_FEATURES, parts=parts)
+        split = {"parts": parts, "row_shards": row_shards}
+        objective, sums = summed_over_parts(loss_of_features, x_BTD, matrix_VD, *OF_FEATURES, **split)
         return 3 * objective, sums  # so that what comes after counts too
 
     def at_once(x_BTD, matrix_VD):

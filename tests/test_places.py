@@ -297,3 +297,26 @@ def test_a_run_in_a_bucket_is_killed_goes_on_and_translates(server, bucket, tmp_
     assert drawn.returncode == 0, drawn.stderr
     measured = runs.run("evaluate", f"--workdir={run}", env=server)
     assert measured.returncode == 0, measured.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_run_in_a_bucket_that_one_goes_on_with(server, bucket, tmp_path):
+    run = f"gs://{BUCKET}/shared"
+    changes = {**runs.TINY, "train.num_steps": 12, "train.eval_every": 6, "train.checkpoint_every": 6}
+    flags = [*runs.flags({**changes, "parallel.data": 8}), f"--workdir={run}"]
+    pipes = {"stdout": runs.subprocess.PIPE, "stderr": runs.subprocess.STDOUT}
+    processes = runs.processes(2, "train", *flags, script=["-m", "flaxformer_lite"], env=server, **pipes)
+    try:
+        told = [process.communicate(timeout=300)[0].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert {"6", "12"} <= {entry.name for entry in place(f"{run}/checkpoints").iterdir()}
+    assert len(list(place(run).glob("events.*"))) == 1  # of the one that writes
+    longer = {**changes, "train.num_steps": 18}
+    went_on = runs.run("train", *runs.flags(longer), f"--workdir={run}", env=server)
+    assert went_on.returncode == 0, went_on.stderr
+    assert runs.fit(tmp_path / "run", longer) == 0
+    assert runs.losses(place(run)) == pytest.approx(runs.losses(tmp_path / "run"), rel=1e-5)
+    assert list(runs.losses(place(run))) == list(range(1, 19))

@@ -1,5 +1,6 @@
 """What a step would take of devices that are not here, told by a program that is compiled for fake ones."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,12 +11,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import Config, ModelConfig, with_vocabulary
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import flops, parallel, plan
-from flaxformer_lite.training.accelerators import ACCELERATORS
+from flaxformer_lite.training import flops, losses, parallel, plan
+from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
 from flaxformer_lite.training.memory import Memory
 from flaxformer_lite.training.step import param_shapes
 
 PLANNED = {**runs.SMALL, "data.buckets": "(64,)", "data.tokens_per_batch": 1536, "data.rows_multiple": 24}
+
+
+EVERYONE = tuple(range(8))
+MEAN = plan.Message("all-reduce", EVERYONE)
 
 
 def model() -> ModelConfig:
@@ -31,7 +36,7 @@ def parameters() -> int:
 
 @functools.cache
 def planned(sizes: tuple[int, int, int]) -> plan.Plan:
-    (found,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes))
+    (found,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes), "gpu")
     return found
 
 
@@ -44,12 +49,15 @@ def compiled(function, spec: PartitionSpec, *, out: PartitionSpec) -> str:
 
 def test_a_sum_over_all_devices_sends_its_result_around_twice():
     program = compiled(lambda x: x.sum(axis=0), PartitionSpec(("data", "fsdp")), out=PartitionSpec())
-    assert plan.messages(program, 8) == {"all-reduce": round(2 * 7 / 8 * 24 * 4)}
+    assert plan.messages(program, 8) == {MEAN: round(2 * 7 / 8 * 24 * 4)}
 
 
 def test_a_gathered_array_sends_every_part_but_the_devices_own():
+    """Of 2 x 4 devices those of one row exchange what is split over 'fsdp', those of one column what is over 'data'."""
     program = compiled(lambda x: x + 1, PartitionSpec("fsdp"), out=PartitionSpec())
-    assert plan.messages(program, 8) == {"all-gather": round(3 / 4 * 16 * 24 * 4)}
+    assert plan.messages(program, 8) == {plan.Message("all-gather", (0, 1, 2, 3)): round(3 / 4 * 16 * 24 * 4)}
+    program = compiled(lambda x: x + 1, PartitionSpec("data"), out=PartitionSpec())
+    assert plan.messages(program, 8) == {plan.Message("all-gather", (0, 4)): round(1 / 2 * 16 * 24 * 4)}
 
 
 def test_what_a_loop_sends_counts_as_often_as_the_loop_runs():
@@ -57,26 +65,54 @@ def test_what_a_loop_sends_counts_as_often_as_the_loop_runs():
         return jax.lax.fori_loop(0, 7, lambda _, total: total + jnp.tanh(total).sum(axis=0, keepdims=True), x)
 
     program = compiled(repeated, PartitionSpec(("data", "fsdp")), out=PartitionSpec(("data", "fsdp")))
-    assert plan.messages(program, 8) == {"all-reduce": 7 * round(2 * 7 / 8 * 24 * 4)}
+    assert plan.messages(program, 8) == {MEAN: 7 * round(2 * 7 / 8 * 24 * 4)}
 
 
 @pytest.mark.parametrize(
-    ("attributes", "size"),
+    ("attributes", "group"),
     [
-        ("replica_groups=[4,2]<=[8], dimensions={0}", 2),
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
-        ("replica_groups=mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}, dimensions={0}", 4),
-        ("replica_groups=mesh['a'=4,'c'=3] {'a':(2)2,'c'}, dimensions={0}", 6),
-        ("replica_groups={}", 8),
+        ("replica_groups=[4,2]<=[8], dimensions={0}", (0, 1)),
+        ("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}", (0, 2, 4, 6)),
+        ("replica_groups=[1,8]<=[8]", EVERYONE),
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", (0, 4)),
+        ("replica_groups=mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}, dimensions={0}", (0, 1, 2, 3)),
+        ("replica_groups=mesh['a'=4,'c'=3] {'a':(2)2,'c'}, dimensions={0}", (0, 1, 2, 3, 4, 5)),
+        ("replica_groups=mesh['a'=4,'c'=3] {'a':(1)2}, dimensions={0}", (0, 6)),
+        ("replica_groups={}", EVERYONE),
     ],
 )
-def test_how_many_devices_exchange_a_message_is_read_in_every_notation(attributes, size):
-    assert plan._group_size(attributes, 8) == size
+def test_who_exchanges_a_message_is_read_in_every_notation(attributes, group):
+    assert plan._group(attributes, 8) == group
+
+
+def test_messages_between_machines_are_as_fast_as_their_networks_together():
+    """Of 16 devices in machines of 8, each with a network of its own."""
+    accelerator = Accelerator("gpu", flops=1.0, memory=1.0, link=70.0, linked=8, network=11.0)
+    assert accelerator.speed(range(8)) == accelerator.speed([8, 13]) == 70.0
+    assert accelerator.speed([3, 11]) == 11.0  # one of each
+    assert accelerator.speed([0, 1, 2, 8, 9]) == 22.0  # the second sends by two
+    assert accelerator.speed(range(16)) == 70.0  # eight networks are faster than the links within
+    sent = {plan.Message("all-reduce", tuple(range(16))): 140, plan.Message("all-gather", (3, 11)): 22}
+    found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1.0, sent=sent)
+    assert found.seconds(accelerator, 0.5) == pytest.approx((2.0, 4.0))
+    assert found.beyond(accelerator) == 162
+    assert dataclasses.replace(accelerator, linked=16).speed([3, 11]) == 70.0
 
 
 def test_one_device_sends_nothing_and_eight_the_gradients_at_least():
     assert planned((1, 1, 1)).sent == {}
     assert sum(planned((8, 1, 1)).sent.values()) >= 2 * 7 / 8 * 4 * parameters()
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in [(2, 4, 1), (2, 2, 2)])])
+def test_a_loss_that_is_taken_in_parts_sends_its_gradients_once(sizes, monkeypatch):
+    at_once = planned(sizes)
+    monkeypatch.setitem(losses.LOGITS_AT_ONCE, "gpu", 64 * model().vocab_size)  # the logits of one row
+    (in_parts,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes), "gpu")
+    assert in_parts.memory.temporary < at_once.memory.temporary
+    matrix = 4 * model().vocab_size * model().d_model  # which may be sent once more, and its gradient may not
+    assert sum(in_parts.sent.values()) < sum(at_once.sent.values()) + matrix
 
 
 def test_a_device_holds_and_computes_less_the_more_there_are():
@@ -95,7 +131,7 @@ def test_the_state_is_that_of_the_parameters_moments_and_batch():
 
 
 def test_a_step_takes_the_time_of_its_products_and_its_messages():
-    found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1e12, sent={"all-reduce": 11 * 10**9})
+    found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1e12, sent={MEAN: 11 * 10**9})
     h100 = ACCELERATORS["h100"]
     assert found.seconds(h100, 0.5) == pytest.approx((1e12 / (989e12 * 0.5), 11e9 / 450e9))
     assert found.memory.total == 12
@@ -113,11 +149,30 @@ def test_the_command_plans_for_devices_that_are_not_here():
     assert "W1" not in done.stderr and "rematerialization" not in done.stderr
 
 
+def test_a_table_tells_how_a_step_scales_with_the_devices():
+    """Each has as many rows at any number of them; what is split gets smaller, and two machines need a network."""
+    changes = [f"--config.{name}={value}" for name, value in PLANNED.items() if name != "parallel.data"]
+    changes += ["--config.parallel.data=1", "--config.parallel.fsdp=-1"]
+    done = runs.run("plan", "--config=smoke", "--devices=4,16", "--accelerator=h100", *changes)
+    assert done.returncode == 0, done.stderr
+    told, *_, four, sixteen = done.stdout.splitlines()
+    assert told == "h100, 40% of 989 TFLOP/s; 450 GB/s among 8 devices, 50 GB/s a device beyond"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (four, sixteen)]
+    assert [row[:3] for row in cells] == [["4", "1 x 4 x 1", "24 x 64"], ["16", "1 x 16 x 1", "96 x 64"]]
+    held = [float(row[3].split(" + ")[0]) for row in cells]
+    assert held[1] < held[0] / 3  # all but the batch and some vectors is split four times as far
+    beyond = [float(row[4].split(", ")[1]) for row in cells]
+    assert beyond[0] == 0 < beyond[1]
+    assert 0 < float(cells[1][5].rstrip("%")) < float(cells[0][5].rstrip("%")) < 100
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--accelerator=abacus"], "--accelerator"),
-        (["--devices=0"], "--devices"),
+        (["--devices=0"], "--devices: expected a number from 1 on"),
+        (["--devices=8,many"], "--devices: expected a number from 1 on, or several"),
+        (["--devices=8,12"], "--devices: 12 is no multiple of 8"),
         (["--devices=3"], "config.data.rows_multiple: 8 rows cannot be split evenly over 3 devices"),
         (["--config.parallel.fsdp=3", "--config.parallel.data=1"], "config.data.rows_multiple: 8 rows"),
     ],

@@ -1,7 +1,8 @@
 """Accelerators by name, and what is said of each: for predictions, and to know how near to its peak a run is."""
 
+import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -10,21 +11,40 @@ import jax
 class Accelerator:
     """One chip."""
 
+    platform: str  # as JAX calls it
     flops: float  # multiply-adds count as two; of dense bfloat16 matrices, a second
     memory: float  # bytes
     link: float  # bytes a second that it sends to others of its kind, over all of its links
+    linked: int  # as many as these links join: a machine's GPUs, a pod's chips
+    network: float  # bytes a second that it sends beyond them, over its share of the machine's network
+
+    def joins(self, devices: Iterable[int]) -> bool:
+        """Whether its links join all of `devices`, where numbers go through one machine after another."""
+        return len({device // self.linked for device in devices}) == 1
+
+    def speed(self, devices: Sequence[int]) -> float:
+        """Bytes a second that each of `devices` sends the others.
+
+        What passes around all of them in a ring leaves each machine once, in parts over the network of every device
+        there that takes part.
+        """
+        if self.joins(devices):
+            return self.link
+        together = collections.Counter(device // self.linked for device in devices)
+        return min(self.link, self.network * min(together.values()))
 
 
-# TPU v5e, v5p and v6e: Google's pages docs.cloud.google.com/tpu/docs/v5e, v5p-training and v6e (half of a bidirectional
-# bandwidth). The others are figures in general circulation, not read off their makers' sheets: check before relying.
+# TPU v5e, v5p and v6e: Google's pages docs.cloud.google.com/tpu/docs/v5e, v5p and v6e (half of a bidirectional
+# bandwidth), but for the network of v6e. The others are figures in general circulation, not read off their makers'
+# sheets: check before relying. A network of 25 or 50 GB/s is an InfiniBand card of 200 or 400 Gbit/s for each GPU.
 ACCELERATORS = {
-    "a100": Accelerator(312e12, 80e9, 300e9),
-    "h100": Accelerator(989e12, 80e9, 450e9),
-    "h200": Accelerator(989e12, 141e9, 450e9),
-    "tpu-v4": Accelerator(275e12, 32e9, 300e9),
-    "tpu-v5e": Accelerator(197e12, 16e9, 200e9),
-    "tpu-v5p": Accelerator(459e12, 95e9, 600e9),
-    "tpu-v6e": Accelerator(918e12, 32e9, 400e9),
+    "a100": Accelerator("gpu", 312e12, 80e9, 300e9, 8, 25e9),
+    "h100": Accelerator("gpu", 989e12, 80e9, 450e9, 8, 50e9),
+    "h200": Accelerator("gpu", 989e12, 141e9, 450e9, 8, 50e9),
+    "tpu-v4": Accelerator("tpu", 275e12, 32e9, 300e9, 4096, 6.25e9),
+    "tpu-v5e": Accelerator("tpu", 197e12, 16e9, 200e9, 256, 3.125e9),
+    "tpu-v5p": Accelerator("tpu", 459e12, 95e9, 600e9, 8960, 6.25e9),
+    "tpu-v6e": Accelerator("tpu", 918e12, 32e9, 400e9, 256, 12.5e9),
 }
 # How JAX names their kinds. The first that a device's kind begins with is its own.
 KINDS = {

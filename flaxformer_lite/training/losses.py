@@ -39,18 +39,24 @@ def disagreement(first_BTV: jax.Array, second_BTV: jax.Array, weights_BT: jax.Ar
     return (apart_BT * weights_BT).sum()
 
 
-def parts_of(rows: int, logits_of_row: int, *, row_shards: int = 1) -> int:
+def parts_of(rows: int, logits_of_row: int, *, row_shards: int = 1, platform: str | None = None) -> int:
     """Into how many equal parts to take `rows`, so that the logits of one are not too many for a device at once.
 
-    `row_shards` devices share the rows evenly, and so each part of them.
+    `row_shards` devices share the rows evenly, and so each part of them. `platform`: 'cpu', 'gpu' or 'tpu'; None: what
+    is here.
     """
-    at_once = LOGITS_AT_ONCE.get(jax.default_backend(), LOGITS_AT_ONCE_ELSEWHERE)
+    at_once = LOGITS_AT_ONCE.get(platform or jax.default_backend(), LOGITS_AT_ONCE_ELSEWHERE)
     mine = rows // row_shards
     return next(n for n in range(1, mine + 1) if mine % n == 0 and (n == mine or mine // n * logits_of_row <= at_once))
 
 
 def summed_over_parts(
-    function: Callable[..., tuple[jax.Array, Any]], x_BTD: jax.Array, shared: Any, *rows: jax.Array, parts: int
+    function: Callable[..., tuple[jax.Array, Any]],
+    x_BTD: jax.Array,
+    shared: Any,
+    *rows: jax.Array,
+    parts: int,
+    row_shards: int = 1,
 ) -> tuple[jax.Array, Any]:
     """The sum of `function(x, shared, *rows)` over `parts` parts of the batch, one after another.
 
@@ -62,6 +68,8 @@ def summed_over_parts(
       x_BTD: what is differentiated, a part each.
       shared: what is differentiated too, whole in each part.
       rows: arrays with leading axis B that need no gradient.
+      row_shards: how many devices share the rows. Each adds up the gradients of `shared` from its own rows over all
+        parts, so that they are summed over the devices once, and not in every part.
     """
     if parts == 1:
         return function(x_BTD, shared, *rows)
@@ -79,6 +87,8 @@ def summed_over_parts(
 
     def with_gradient(x_BTD: jax.Array, shared: Any) -> tuple[tuple[jax.Array, Any], tuple[jax.Array, Any]]:
         gradient = jax.value_and_grad(function, argnums=(0, 1), has_aux=True)
+        if row_shards > 1:
+            gradient = by_shard(gradient)
 
         def one_part(totals: Any, part: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
             sums, (x_gradient, shared_gradient) = gradient(part[0], shared, *part[1:])
@@ -86,10 +96,23 @@ def summed_over_parts(
 
         inputs = split(x_BTD), *map(split, rows)
         first = jax.tree.map(lambda x: x[0], inputs)
-        sums = jax.eval_shape(function, first[0], shared, *first[1:])
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (sums, shared))
-        (sums, shared_gradient), x_gradient = jax.lax.scan(one_part, nothing, inputs)
-        return sums, (join(x_gradient), shared_gradient)
+        sums, (_, shared_gradient) = jax.eval_shape(gradient, first[0], shared, *first[1:])
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (sums, shared_gradient))
+        totals, x_gradient = jax.lax.scan(one_part, nothing, inputs)
+        if row_shards > 1:
+            totals = jax.tree.map(lambda total_R: total_R.sum(axis=0), totals)
+        return totals[0], (join(x_gradient), totals[1])
+
+    def by_shard(gradient: Callable) -> Callable:
+        """Sums and gradients of `shared` for each device's rows, along a new leading axis."""
+
+        def of_rows(x_BTD: jax.Array, shared: Any, *rows: jax.Array) -> tuple[Any, tuple[jax.Array, Any]]:
+            x, *others = (x.reshape(row_shards, -1, *x.shape[1:]) for x in (x_BTD, *rows))
+            each = jax.vmap(gradient, in_axes=(0, None, *(0 for _ in others)))
+            sums, (x_gradient, shared_gradient) = each(x, shared, *others)
+            return sums, (x_gradient.reshape(x_BTD.shape), shared_gradient)
+
+        return of_rows
 
     def scaled(gradients: tuple[jax.Array, Any], cotangents: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
         return jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), gradients)

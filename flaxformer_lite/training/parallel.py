@@ -8,7 +8,7 @@ step is the same pure function: over a mesh it sees the global batch, under pmap
 import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -55,13 +55,19 @@ def _on_tpu_host() -> bool:
     return "tpu" in platforms and importlib.util.find_spec("libtpu") is not None
 
 
-def make_mesh(data: int, fsdp: int = 1, tensor: int = 1) -> Mesh:
-    """A mesh of `data` x `fsdp` x `tensor` devices, the first that there are; -1, for one of the three: the rest.
+def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh of `data` x `fsdp` x `tensor` devices, the first of `devices`; -1, for one of the three: the rest.
+
+    Args:
+      data: how many share the rows of a batch.
+      fsdp: how many share rows and state.
+      tensor: how many work on the same rows.
+      devices: what to choose from; None: all that there are.
 
     Raises:
       ValueError: there are fewer devices, or the processes of a run would not have equal parts.
     """
-    devices, sizes = jax.devices(), {DATA: data, FSDP: fsdp, TENSOR: tensor}
+    devices, sizes = devices or jax.devices(), {DATA: data, FSDP: fsdp, TENSOR: tensor}
     known = math.prod(size for size in sizes.values() if size != -1)
     sizes = {axis: max(1, len(devices) // known) if size == -1 else size for axis, size in sizes.items()}
     count = math.prod(sizes.values())

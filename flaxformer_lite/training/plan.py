@@ -4,11 +4,15 @@ The step is compiled for as many fake devices as are asked for; nothing is compu
 the compiler of a CPU plans, so for an accelerator it is an estimate: its own compiler orders and fuses in other ways.
 """
 
+import collections
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data import pipeline
@@ -16,6 +20,13 @@ from flaxformer_lite.training import flops, parallel, sharding
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
 from flaxformer_lite.training.memory import Memory, of_program
+
+
+class Message(NamedTuple):
+    """A kind of message, and the devices that exchange it: those of the first group, which all others are like."""
+
+    kind: str
+    devices: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,32 +37,39 @@ class Plan:
     length: int
     memory: Memory  # as a CPU's compiler plans it
     flops: float  # of matrix multiplications
-    sent: dict[str, int]  # bytes by kind of message
+    sent: dict[Message, int]  # bytes
 
     def seconds(self, accelerator: Accelerator, utilization: float) -> tuple[float, float]:
         """Of arithmetic at this share of the peak, and of sending; a step takes both, or less where they overlap."""
-        return self.flops / (accelerator.flops * utilization), sum(self.sent.values()) / accelerator.link
+        sending = sum(size / accelerator.speed(message.devices) for message, size in self.sent.items())
+        return self.flops / (accelerator.flops * utilization), sending
+
+    def beyond(self, accelerator: Accelerator) -> int:
+        """Bytes that are sent to devices beyond those that the accelerator's own links join."""
+        return sum(size for message, size in self.sent.items() if not accelerator.joins(message.devices))
 
 
-def plan(config: Config, mesh: jax.sharding.Mesh) -> list[Plan]:
-    """One plan for each shape of batch that the config allows, the longest last.
+def plan(config: Config, mesh: jax.sharding.Mesh, platform: str) -> list[Plan]:
+    """One plan for each shape of batch that the config allows, the longest last, as if the devices were of `platform`.
 
     Raises:
       ValueError: the devices cannot share the rows, or a parameter.
     """
+    return [_of_shape(config, mesh, platform, *shape) for shape in pipeline.possible_shapes(config)]
+
+
+def _of_shape(config: Config, mesh: jax.sharding.Mesh, platform: str, rows: int, length: int) -> Plan:
     config = with_vocabulary(config, config.data.vocab_size)
     accumulate = config.optim.accumulate_steps
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     mode = parallel.MODES[config.parallel.mode](mesh)
-    train_step, initial_state = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
+    options = {"axis_name": mode.axis_name, "row_shards": mode.row_shards, "platform": platform}
+    train_step, initial_state = step_lib.of_config(config, **options)
     state = jax.eval_shape(initial_state)
     sharding.check(state.params, mesh)
-    plans = []
-    for rows, length in pipeline.possible_shapes(config):
-        compiled = mode.compile(train_step, state, pipeline.batch_struct(config, rows, length), donate=True)
-        work = flops.train_step(config, rows, length) / mesh.size
-        plans.append(Plan(rows, length, of_program(compiled), work, messages(compiled.as_text(), mesh.size)))
-    return plans
+    compiled = mode.compile(train_step, state, pipeline.batch_struct(config, rows, length), donate=True)
+    work = flops.train_step(config, rows, length) / mesh.size
+    return Plan(rows, length, of_program(compiled), work, messages(compiled.as_text(), mesh.size))
 
 
 def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: float) -> str:
@@ -60,7 +78,8 @@ def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: fl
     for each in plans:
         computing, sending = each.seconds(accelerator, utilization)
         seconds = computing + sending
-        parts = ", ".join(f"{kind} {count / 1e6:,.3g}" for kind, count in each.sent.items()) or "none"
+        of_kind = {kind: sum(n for message, n in each.sent.items() if message.kind == kind) for kind in SENT}
+        parts = ", ".join(f"{kind} {count / 1e6:,.3g}" for kind, count in of_kind.items() if count) or "none"
         memory = each.memory
         share = f"{memory.total / accelerator.memory:.0%} of {name}'s {accelerator.memory / 1e9:.0f} GB"
         lines += [
@@ -68,12 +87,52 @@ def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: fl
             f"  memory     {memory.total / 1e9:,.3g} GB, {share}: state and batch {memory.state / 1e9:,.3g}, "
             f"within the step {memory.temporary / 1e9:,.3g} (estimate of the CPU compiler)",
             f"  arithmetic {each.flops / 1e9:,.3g} GFLOPs of matrix products",
-            f"  sends      {sum(each.sent.values()) / 1e6:,.3g} MB: {parts}",
+            f"  sends      {sum(each.sent.values()) / 1e6:,.3g} MB: {parts}; "
+            f"{each.beyond(accelerator) / 1e6:,.3g} MB beyond the {accelerator.linked} that links join",
             f"  speed      {each.rows * each.length / seconds:,.0f} target positions a second, at {utilization:.0%} of "
             f"{accelerator.flops / 1e12:.0f} TFLOP/s and messages one after another",
             f"  scaling    {computing / seconds:.0%} of as many devices that need not send; "
             f"{computing / max(computing, sending):.0%} if messages hide behind arithmetic",
         ]
+    return "\n".join(lines)
+
+
+def scaled(config: Config, times: int) -> Config:
+    """The config for `times` as many devices, with as many rows for each of them."""
+    data, grown = config.data, {}
+    for field in ("tokens_per_batch", "rows_multiple"):
+        grown[field] = getattr(data, field) * times
+    return dataclasses.replace(config, data=dataclasses.replace(data, **grown))
+
+
+def scaling_table(config: Config, counts: Sequence[int], name: str, utilization: float) -> str:
+    """Weak scaling: a line for each number of devices, the batch of the first growing with them; the longest bucket.
+
+    Raises:
+      ValueError: as `plan`; or a number of devices is no multiple of the first.
+    """
+    accelerator = ACCELERATORS[name]
+    lines = [
+        f"{name}, {utilization:.0%} of {accelerator.flops / 1e12:.0f} TFLOP/s; {accelerator.link / 1e9:.4g} GB/s among "
+        f"{accelerator.linked} devices, {accelerator.network / 1e9:.4g} GB/s a device beyond",
+        "| Devices | Mesh (data, fsdp, tensor) | Batch | GB a device: state + step | MB sent, beyond links "
+        "| Efficiency, one after another | hidden |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for count in counts:
+        if count % counts[0]:
+            raise ValueError(f"--devices: {count} is no multiple of {counts[0]}, whose batch grows with the devices.")
+        sizes = config.parallel
+        mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor, devices=jax.devices()[:count])
+        larger = scaled(config, count // counts[0])
+        each = _of_shape(larger, mesh, accelerator.platform, *pipeline.possible_shapes(larger)[-1])
+        computing, sending = each.seconds(accelerator, utilization)
+        lines.append(
+            f"| {count} | {' x '.join(map(str, mesh.devices.shape))} | {each.rows} x {each.length} "
+            f"| {each.memory.state / 1e9:,.3g} + {each.memory.temporary / 1e9:,.3g} "
+            f"| {sum(each.sent.values()) / 1e6:,.3g}, {each.beyond(accelerator) / 1e6:,.3g} "
+            f"| {computing / (computing + sending):.0%} | {computing / max(computing, sending):.0%} |"
+        )
     return "\n".join(lines)
 
 
@@ -94,8 +153,8 @@ CALLED = re.compile(
 TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
-def messages(program: str, devices: int) -> dict[str, int]:
-    """Bytes that each device sends in a compiled program, by kind of message; loops as often as they run.
+def messages(program: str, devices: int) -> dict[Message, int]:
+    """Bytes that each device sends in a compiled program, by message; loops as often as they run.
 
     Args:
       program: what `as_text` of a compiled function returns.
@@ -105,13 +164,14 @@ def messages(program: str, devices: int) -> dict[str, int]:
     ends = [start for _, start, _ in starts[1:]] + [len(program)]
     bodies = {name: program[begin:end] for (name, _, begin), end in zip(starts, ends, strict=True)}
     entry = re.search(r"^ENTRY %?([\w.-]+)", program, re.MULTILINE).group(1)
-    total = dict.fromkeys(SENT, 0)
+    total = collections.Counter()
 
     def add(name: str, times: int) -> None:
         for line in bodies[name].splitlines():
             if found := MESSAGE.search(line):
                 what, kind, rest = found.groups()
-                total[kind] += round(times * _bytes(what) * SENT[kind](_group_size(rest, devices)))
+                message = Message(kind, _group(rest, devices))
+                total[message] += round(times * _bytes(what) * SENT[kind](len(message.devices)))
                 continue  # what a reduction applies sends nothing
             repeated = TIMES.search(line) if " while(" in line else None
             for one, several in CALLED.findall(line):
@@ -119,7 +179,7 @@ def messages(program: str, devices: int) -> dict[str, int]:
                     add(called, times * int(repeated.group(1) if repeated else 1))
 
     add(entry, 1)
-    return {kind: count for kind, count in total.items() if count}
+    return {message: count for message, count in total.items() if count}
 
 
 def _bytes(shapes: str) -> int:
@@ -130,17 +190,34 @@ def _bytes(shapes: str) -> int:
     return total
 
 
-def _group_size(attributes: str, devices: int) -> int:
-    """How many devices exchange a message.
+def _group(attributes: str, devices: int) -> tuple[int, ...]:
+    """The devices of the first group that exchanges a message; all of them where none are named.
 
-    'replica_groups=[4,2]<=[8]' are 4 groups of 2, '{{0,1},{2,3}}' 2 of 2, "mesh['a'=4,'b'=2] {'b'}" 4 of 2.
+    'replica_groups=[4,2]<=[2,4]T(1,0)' are 4 groups of 2, of the devices in that order; '{{0,1},{2,3}}' 2 of 2;
+    "mesh['a'=4,'b'=2] {'b'}" 4 of 2, the devices of the first group along 'b'.
     """
-    if found := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
-        return int(found.group(1))
+    if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=(\S+?),? ", attributes + " "):
+        return tuple(_order(found.group(2)).ravel()[: int(found.group(1))].tolist())
     if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
-        return found.group(1).count(",") + 1
-    if found := re.search(r"replica_groups=mesh\[(.*?)\].*?\{('.*?)\}", attributes):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", found.group(1)))
-        named = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found.group(2))  # an axis, or so many devices of one
-        return math.prod(int(part or sizes[axis]) for axis, part in named)
-    return devices
+        return tuple(map(int, found.group(1).split(",")))
+    if found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((\S+?)\))?\s*\{('.*?)\}", attributes):
+        axes, order, named = found.groups()
+        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", axes)}
+        parts = {axis: (1, size, 1) for axis, size in sizes.items()}  # along the middle one of each named axis
+        chosen = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", named)
+        for axis, before, size in chosen:
+            if size:
+                parts[axis] = int(before), int(size), sizes[axis] // int(before) // int(size)
+        ids = _order(order) if order else np.arange(math.prod(sizes.values()))
+        ids = ids.reshape([size for part in parts.values() for size in part])
+        along = {axis for axis, _, _ in chosen}
+        first = tuple(slice(None) if part == 1 and axis in along else 0 for axis in sizes for part in range(3))
+        return tuple(ids[first].ravel().tolist())
+    return tuple(range(devices))
+
+
+def _order(text: str) -> np.ndarray:
+    """Device numbers of '[2,4]T(1,0)': 0 to 7 as rows of 4, its axes then in that order."""
+    sizes, axes = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+    sizes = list(map(int, sizes.split(",")))
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(list(map(int, axes.split(","))) if axes else None)

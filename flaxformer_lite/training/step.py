@@ -70,13 +70,14 @@ def init_state(
 
 
 def of_config(
-    config: Config, *, axis_name: str | None = None, row_shards: int = 1
+    config: Config, *, axis_name: str | None = None, row_shards: int = 1, platform: str | None = None
 ) -> tuple[Callable[[TrainState, Batch], tuple[TrainState, metrics.Sums]], Callable[[], TrainState]]:
     """`train_step` of a run, whose model knows its vocabulary, and what makes the state before the first."""
     train, model = config.train, transformer.build_model(config.model)
     optimizer = optim.make_optimizer(config.optim, d_model=config.model.d_model, num_steps=train.num_steps)
     options = {"label_smoothing": train.label_smoothing, "r_drop": train.r_drop, "ema_decay": train.ema_decay}
-    options |= {"microbatches": config.optim.accumulate_steps, "axis_name": axis_name, "row_shards": row_shards}
+    options |= {"microbatches": config.optim.accumulate_steps, "axis_name": axis_name}
+    options |= {"row_shards": row_shards, "platform": platform}
     step = functools.partial(train_step, model=model, optimizer=optimizer, **options)
     return step, functools.partial(init_state, model, optimizer, seed=train.seed, ema=train.ema_decay is not None)
 
@@ -169,13 +170,14 @@ def loss_sums(
     r_drop: float = 0.0,
     dropout_key: jax.Array | None = None,
     row_shards: int = 1,
+    platform: str | None = None,
 ) -> tuple[jax.Array, metrics.Sums]:
     """What training minimises, summed over labels, and the metrics' sums; dropout only with a key.
 
     With `r_drop` each row passes through the model twice, dropout drawn anew: loss and metrics are means of the two,
     and `r_drop` / 4 times how far they disagree is minimised too, in all half the loss of Liang 2021, section 2.1.
     A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
-    `row_shards`: how many devices the compiler spreads the rows over.
+    `row_shards`: how many devices the compiler spreads the rows over; `platform`: what they are, None: as here.
     """
     in_pairs = r_drop > 0 and dropout_key is not None
     batch, paired = (twice(batch), side_by_side) if in_pairs else (batch, lambda *predicted: predicted)
@@ -196,7 +198,7 @@ def loss_sums(
     x_BTD, *labelled = paired(x_BTD, *labelled)
     weights = model.apply({"params": params}, method="output_weights")
     logits_of_row = x_BTD.shape[1] * weights["matrix"].shape[0]
-    parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards)
+    parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards, platform=platform)
     with jax.named_scope("loss"):
         objective, measured = losses.summed_over_parts(
             lambda x_BTD, weights, *labelled: sums(transformer.project(x_BTD, weights, model.config), *labelled),
@@ -204,6 +206,7 @@ def loss_sums(
             weights,
             *labelled,
             parts=parts,
+            row_shards=row_shards,
         )
     return (objective + extra["length_loss"][0] if extra else objective), measured | extra
 
@@ -252,7 +255,7 @@ def train_step(
     Args:
       ema_decay: of the moving average, where the state keeps one.
       axis_name: under `pmap`, the axis whose devices each hold a part of the batch.
-      options: `label_smoothing`, `r_drop`, `microbatches` and `row_shards`, of `gradient_sums`.
+      options: `label_smoothing`, `r_drop`, `microbatches`, `row_shards` and `platform`, of `gradient_sums`.
 
     Returns:
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
