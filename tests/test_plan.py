@@ -105,7 +105,9 @@ def test_one_device_sends_nothing_and_eight_the_gradients_at_least():
     assert sum(planned((8, 1, 1)).sent.values()) >= 2 * 7 / 8 * 4 * parameters()
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in [(2, 4, 1), (2, 2, 2)])])
+@pytest.mark.parametrize(
+    "sizes", [(8, 1, 1), *(pytest.param(s, marks=pytest.mark.slow) for s in [(2, 4, 1), (2, 2, 2)])]
+)
 def test_a_loss_that_is_taken_in_parts_sends_its_gradients_once(sizes, monkeypatch):
     at_once = planned(sizes)
     monkeypatch.setitem(losses.LOGITS_AT_ONCE, "gpu", 64 * model().vocab_size)  # the logits of one row

@@ -153,9 +153,10 @@ class MeshMode:
         """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
         rows = NamedSharding(self.mesh, ROWS)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
-        out = sharding.of(jax.eval_shape(step, state, batch), self.mesh)
-        step = sharding.by_rows(step, self.mesh)
-        jitted = jax.jit(step, donate_argnums=(0,) if donate else (), out_shardings=out)
+        step, donated = sharding.by_rows(step, self.mesh), (0,) if donate else ()
+        traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
+        jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
+        # JAX remembers what it has traced, so that this does not trace anew.
         return jitted.lower(self.held(state), batch).compile(compiler_options=compiler_options())
 
     def held(self, tree: Tree) -> Tree:
