@@ -79,9 +79,7 @@ def to_config_dict(config: Config) -> config_dict.ConfigDict:
             value = getattr(values, field.name)
             if types.NoneType in typing.get_args(hints[field.name]):
                 result[section.name][field.name] = config_dict.placeholder(_plain_type(hints[field.name]))
-                if value is not None:
-                    result[section.name][field.name] = value
-            else:
+            if value is not None:
                 result[section.name][field.name] = value
     return result
 

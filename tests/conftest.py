@@ -7,7 +7,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture
 def quickly_compiled() -> Iterator[None]:
     """For programs that run a few times on a few numbers: they are compiled without optimisation, in half the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    import runs
+
+    with runs.quickly_compiled():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -40,16 +41,43 @@ def repo_root() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A workdir that the first process of the tests which needs it makes by `make`; the others wait for it."""
+    from flaxformer_lite import places
+
+    of_all = (
+        tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.getbasetemp()
+    )
+    folder = of_all / name
+    folder.mkdir(exist_ok=True)
+    with places.locked(folder / "lock"):
+        if not (folder / "made").exists():
+            make(folder / "run")
+            (folder / "made").touch()
+    return folder / "run"
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The workdir of a small translator that was never stopped; tests read it and leave it as it is."""
     import runs
 
-    workdir = tmp_path_factory.mktemp("finished") / "run"
-    process = runs.run(*runs.flags(), f"--workdir={workdir}", module=None)
-    assert process.returncode == 0, process.stderr
-    (workdir.parent / "stderr.txt").write_text(process.stderr, encoding="utf-8")
-    return workdir
+    def make(workdir: Path) -> None:
+        process = runs.run(*runs.flags(), f"--workdir={workdir}", module=None)
+        assert process.returncode == 0, process.stderr
+        (workdir.parent / "stderr.txt").write_text(process.stderr, encoding="utf-8")
+
+    return made_once(tmp_path_factory, "finished", make)
+
+
+def fitted(tmp_path_factory: pytest.TempPathFactory, name: str, changes: dict[str, object]) -> Path:
+    """As `finished_run`, of another shape."""
+    import runs
+
+    def make(workdir: Path) -> None:
+        assert runs.fit(workdir, changes) == 0
+
+    return made_once(tmp_path_factory, name, make)
 
 
 @pytest.fixture(scope="session")
@@ -57,9 +85,7 @@ def finished_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The workdir of a small classifier, as `finished_run`."""
     import runs
 
-    workdir = tmp_path_factory.mktemp("classifier") / "run"
-    assert runs.fit(workdir, runs.CLASSIFIER) == 0
-    return workdir
+    return fitted(tmp_path_factory, "classifier", runs.CLASSIFIER)
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +93,4 @@ def finished_language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The workdir of a small language model, as `finished_run`."""
     import runs
 
-    workdir = tmp_path_factory.mktemp("language_model") / "run"
-    assert runs.fit(workdir, runs.LANGUAGE_MODEL) == 0
-    return workdir
+    return fitted(tmp_path_factory, "language_model", runs.LANGUAGE_MODEL)

@@ -16,6 +16,7 @@ from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
 from flaxformer_lite.training.memory import Memory
 from flaxformer_lite.training.step import param_shapes
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 PLANNED = {**runs.SMALL, "data.buckets": "(64,)", "data.tokens_per_batch": 1536, "data.rows_multiple": 24}
 
 
@@ -151,16 +152,14 @@ def test_the_command_plans_for_devices_that_are_not_here():
     assert "W1" not in done.stderr and "rematerialization" not in done.stderr
 
 
-def test_a_table_tells_how_a_step_scales_with_the_devices():
+def test_a_table_tells_how_a_step_scales_with_the_devices(monkeypatch):
     """Each has as many rows at any number of them; what is split gets smaller, and two machines need a network."""
-    changes = [f"--config.{name}={value}" for name, value in PLANNED.items() if name != "parallel.data"]
-    changes += ["--config.parallel.data=1", "--config.parallel.fsdp=-1"]
-    done = runs.run("plan", "--config=smoke", "--devices=4,16", "--accelerator=h100", *changes)
-    assert done.returncode == 0, done.stderr
-    told, *_, four, sixteen = done.stdout.splitlines()
-    assert told == "h100, 40% of 989 TFLOP/s; 450 GB/s among 8 devices, 50 GB/s a device beyond"
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (four, sixteen)]
-    assert [row[:3] for row in cells] == [["4", "1 x 4 x 1", "24 x 64"], ["16", "1 x 16 x 1", "96 x 64"]]
+    monkeypatch.setitem(ACCELERATORS, "h100", dataclasses.replace(ACCELERATORS["h100"], linked=2))
+    config = runs.small_config({**PLANNED, "parallel.data": 1, "parallel.fsdp": -1})
+    told, *_, two, eight = plan.scaling_table(config, [2, 8], "h100", 0.4).splitlines()
+    assert told == "h100, 40% of 989 TFLOP/s; 450 GB/s among 2 devices, 50 GB/s a device beyond"
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (two, eight)]
+    assert [row[:3] for row in cells] == [["2", "1 x 2 x 1", "24 x 64"], ["8", "1 x 8 x 1", "96 x 64"]]
     held = [float(row[3].split(" + ")[0]) for row in cells]
     assert held[1] < held[0] / 3  # all but the batch and some vectors is split four times as far
     beyond = [float(row[4].split(", ")[1]) for row in cells]

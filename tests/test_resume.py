@@ -178,12 +178,19 @@ RECIPE = {
 }
 
 
+@pytest.fixture(scope="module")
+def stopped_early(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The workdir of a run of RECIPE that no signal stopped."""
+    workdir = tmp_path_factory.mktemp("stopped_early") / "run"
+    assert runs.fit(workdir, RECIPE) == 0
+    return workdir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
-def test_packing_accumulation_and_an_early_stop_change_nothing_of_that(devices, tmp_path, monkeypatch):
+def test_packing_accumulation_and_an_early_stop_change_nothing_of_that(devices, stopped_early, tmp_path, monkeypatch):
     """Resumed on one device the same bits, on four the same but for rounding; either ends at the same evaluation."""
-    assert runs.fit(tmp_path / "whole", RECIPE) == 0
-    whole, end = runs.losses(tmp_path / "whole"), runs.last_step(tmp_path / "whole")
+    whole, end = runs.losses(stopped_early), runs.last_step(stopped_early)
     write = writers.MetricsWriter.write
 
     def write_and_signal(writer: writers.MetricsWriter, step: int, *line, **words) -> None:
@@ -201,9 +208,9 @@ def test_packing_accumulation_and_an_early_stop_change_nothing_of_that(devices, 
         assert runs.losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-4)
         return
     assert runs.losses(tmp_path / "parts") == whole
-    runs.assert_same_arrays(*(runs.checkpoint_arrays(tmp_path / name, end) for name in ("parts", "whole")))
+    runs.assert_same_arrays(*(runs.checkpoint_arrays(run, end) for run in (tmp_path / "parts", stopped_early)))
     for split in ("validation", "test"):
-        assert runs.lines_of(tmp_path / "parts", split) == runs.lines_of(tmp_path / "whole", split) != []
+        assert runs.lines_of(tmp_path / "parts", split) == runs.lines_of(stopped_early, split) != []
 
 
 def test_another_backend_may_go_on_with_a_run_and_computes_the_same_up_to_rounding(
@@ -378,7 +385,7 @@ def test_a_truncated_compile_cache_entry_is_deleted_and_written_anew(tmp_path):
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_is_never_stopped_bit_for_bit(tmp_path):
     """The first compile and the writing of checkpoints are among the moments."""
-    changes = {"train.num_steps": 500, "train.eval_every": 100}
+    changes = {**runs.TINY, "train.num_steps": 500, "train.eval_every": 100}
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
     killed, reference = tmp_path / "killed", tmp_path / "reference"
     arguments = [*runs.flags(changes), f"--workdir={killed}"]

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -29,23 +30,33 @@ MESHES = [(data, fsdp, 8 // data // fsdp) for data in (1, 2, 4, 8) for fsdp in (
 
 
 class Way(NamedTuple):
-    """One compiled step, the state before it, and how that is held."""
+    """The state before the first step, and how it is held."""
 
     mode: parallel.MeshMode
-    run: object
     state: step_lib.TrainState
 
 
 @functools.cache
-def way(sizes: tuple[int, int, int]) -> Way:
-    model, mode = transformer.build_model(MODEL), parallel.MeshMode(parallel.make_mesh(*sizes))
+def trained() -> tuple:
+    """A model, and its optimizer."""
     schedule = {"d_model": MODEL.d_model, "num_steps": STEPS}
     optimizer = optim.make_optimizer(OptimConfig(schedule="linear", learning_rate=3e-3, warmup_steps=5), **schedule)
-    state = mode.make_state(functools.partial(step_lib.init_state, model, optimizer, seed=5, ema=True))
+    return transformer.build_model(MODEL), optimizer
+
+
+@functools.cache
+def way(sizes: tuple[int, int, int]) -> Way:
+    mode = parallel.MeshMode(parallel.make_mesh(*sizes))
+    return Way(mode, mode.make_state(functools.partial(step_lib.init_state, *trained(), seed=5, ema=True)))
+
+
+@functools.cache
+def compiled_step(sizes: tuple[int, int, int]) -> Callable:
+    (mode, state), (model, optimizer) = way(sizes), trained()
     options = {"label_smoothing": 0.1, "microbatches": 2, "ema_decay": 0.9, "row_shards": mode.row_shards}
     step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
     struct = pipeline.batch_struct(Config(model=MODEL), ROWS, LENGTH)
-    return Way(mode, mode.compile(step, jax.eval_shape(lambda: state), struct, donate=False), state)
+    return mode.compile(step, jax.eval_shape(lambda: state), struct, donate=False)
 
 
 @functools.cache
@@ -59,8 +70,7 @@ def batches() -> list[dict[str, np.ndarray]]:
 
 
 def train(sizes: tuple, state: step_lib.TrainState, first: int, last: int) -> tuple[step_lib.TrainState, list[float]]:
-    mode, run, _ = way(sizes)
-    losses = []
+    mode, run, losses = way(sizes).mode, compiled_step(sizes), []
     for batch in batches()[first:last]:
         state, sums = run(state, mode.put_batch(batch))
         losses.append(metrics.divide(mode.read(sums))["loss"])
@@ -142,7 +152,7 @@ def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(saved):
 def test_texts_are_written_with_split_parameters_as_with_whole_ones(beams):
     texts = {}
     for sizes in (WHOLE, (2, 2, 2)):
-        mode, _, state = way(sizes)
+        mode, state = way(sizes)
         config = dataclasses.replace(Config().decode, method="beam" if beams > 1 else "greedy", beam_size=max(beams, 1))
         model = transformer.build_model(MODEL)
         decoder = Decoder(model, config, rows=ROWS, sharding=parallel.decoding_shardings(mode.mesh))
@@ -252,7 +262,7 @@ def test_rows_are_shared_by_the_devices_of_two_axes(microbatches):
 
 @pytest.mark.usefixtures("quickly_compiled")
 def test_a_device_holds_its_part_of_the_state_and_has_the_rest_sent():
-    compiled = {sizes: way(sizes).run for sizes in (WHOLE, (2, 2, 2))}
+    compiled = {sizes: compiled_step(sizes) for sizes in (WHOLE, (2, 2, 2))}
     held = {sizes: run.memory_analysis().argument_size_in_bytes for sizes, run in compiled.items()}
     assert held[2, 2, 2] < held[WHOLE] / 2  # matrices are split over four devices, vectors over two or not at all
     sent = {sizes: bool(re.search("all-gather", run.as_text())) for sizes, run in compiled.items()}

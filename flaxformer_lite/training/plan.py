@@ -119,9 +119,9 @@ def scaling_table(config: Config, counts: Sequence[int], name: str, utilization:
         "| Efficiency, one after another | hidden |",
         "|---|---|---|---|---|---|---|",
     ]
+    if odd := [count for count in counts if count % counts[0]]:
+        raise ValueError(f"--devices: {odd[0]} is no multiple of {counts[0]}, whose batch grows with the devices.")
     for count in counts:
-        if count % counts[0]:
-            raise ValueError(f"--devices: {count} is no multiple of {counts[0]}, whose batch grows with the devices.")
         sizes = config.parallel
         mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor, devices=jax.devices()[:count])
         larger = scaled(config, count // counts[0])
