@@ -52,6 +52,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
     folder.mkdir(exist_ok=True)
     with places.locked(folder / "lock"):
         if not (folder / "made").exists():
+            shutil.rmtree(folder / "run", ignore_errors=True)  # what one that failed has left
             make(folder / "run")
             (folder / "made").touch()
     return folder / "run"

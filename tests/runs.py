@@ -138,7 +138,10 @@ def start_command(*arguments: str, module: str | None = "flaxformer_lite") -> li
 def run(*arguments: str, input: bytes = b"", **options) -> subprocess.CompletedProcess:
     """`start`, waited for."""
     process = start(*arguments, stdin=subprocess.PIPE, **options)
-    out, err = process.communicate(input, timeout=300)
+    try:
+        out, err = process.communicate(input, timeout=300)
+    finally:
+        process.kill()  # if it has not ended in time
     return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
 
 

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 PLANNED = {**runs.SMALL, "data.buckets": "(64,)", "data.tokens_per_batch": 1536, "data.rows_multiple": 24}
 
 
-EVERYONE = tuple(range(8))
-MEAN = plan.Message("all-reduce", EVERYONE)
+MEAN = plan.Message("all-reduce", (tuple(range(8)),))
 
 
 def model() -> ModelConfig:
@@ -56,9 +55,13 @@ def test_a_sum_over_all_devices_sends_its_result_around_twice():
 def test_a_gathered_array_sends_every_part_but_the_devices_own():
     """Of 2 x 4 devices those of one row exchange what is split over 'fsdp', those of one column what is over 'data'."""
     program = compiled(lambda x: x + 1, PartitionSpec("fsdp"), out=PartitionSpec())
-    assert plan.messages(program, 8) == {plan.Message("all-gather", (0, 1, 2, 3)): round(3 / 4 * 16 * 24 * 4)}
+    assert plan.messages(program, 8) == {
+        plan.Message("all-gather", ((0, 1, 2, 3), (4, 5, 6, 7))): round(3 / 4 * 16 * 24 * 4)
+    }
     program = compiled(lambda x: x + 1, PartitionSpec("data"), out=PartitionSpec())
-    assert plan.messages(program, 8) == {plan.Message("all-gather", (0, 4)): round(1 / 2 * 16 * 24 * 4)}
+    assert plan.messages(program, 8) == {
+        plan.Message("all-gather", ((0, 4), (1, 5), (2, 6), (3, 7))): round(1 / 2 * 16 * 24 * 4)
+    }
 
 
 def test_what_a_loop_sends_counts_as_often_as_the_loop_runs():
@@ -70,21 +73,25 @@ def test_what_a_loop_sends_counts_as_often_as_the_loop_runs():
 
 
 @pytest.mark.parametrize(
-    ("attributes", "group"),
+    ("attributes", "groups"),
     [
-        ("replica_groups=[4,2]<=[8], dimensions={0}", (0, 1)),
-        ("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}", (0, 2, 4, 6)),
-        ("replica_groups=[1,8]<=[8]", EVERYONE),
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}", (0, 1, 2, 3)),
-        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", (0, 4)),
-        ("replica_groups=mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}, dimensions={0}", (0, 1, 2, 3)),
-        ("replica_groups=mesh['a'=4,'c'=3] {'a':(2)2,'c'}, dimensions={0}", (0, 1, 2, 3, 4, 5)),
-        ("replica_groups=mesh['a'=4,'c'=3] {'a':(1)2}, dimensions={0}", (0, 6)),
-        ("replica_groups={}", EVERYONE),
+        ("replica_groups=[4,2]<=[8], dimensions={0}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
+        ("replica_groups=[1,8]<=[8]", [range(8)]),
+        ("replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ("channel_id=1, source_target_pairs={{0,1},{1,0}}, other={}", [(0, 1), (1, 0)]),
+        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        (
+            "replica_groups=mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}, dimensions={0}",
+            [(0, 1, 2, 3), (4, 5, 6, 7)],
+        ),
+        ("replica_groups=mesh['a'=4,'c'=3] {'a':(2)2,'c'}, dimensions={0}", [range(6), range(6, 12)]),
+        ("replica_groups=mesh['a'=4,'c'=2] {'a':(1)2}, dimensions={0}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        ("replica_groups={}", [range(8)]),
     ],
 )
-def test_who_exchanges_a_message_is_read_in_every_notation(attributes, group):
-    assert plan._group(attributes, 8) == group
+def test_who_exchanges_a_message_is_read_in_every_notation(attributes, groups):
+    assert plan._groups(attributes, 8) == tuple(map(tuple, groups))
 
 
 def test_messages_between_machines_are_as_fast_as_their_networks_together():
@@ -94,10 +101,13 @@ def test_messages_between_machines_are_as_fast_as_their_networks_together():
     assert accelerator.speed([3, 11]) == 11.0  # one of each
     assert accelerator.speed([0, 1, 2, 8, 9]) == 22.0  # the second sends by two
     assert accelerator.speed(range(16)) == 70.0  # eight networks are faster than the links within
-    sent = {plan.Message("all-reduce", tuple(range(16))): 140, plan.Message("all-gather", (3, 11)): 22}
+    assert accelerator.speed(range(16), ring=False) == 11.0
+    sent = {plan.Message("all-reduce", (tuple(range(16)),)): 140, plan.Message("all-gather", ((0, 1), (3, 11))): 22}
     found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1.0, sent=sent)
     assert found.seconds(accelerator, 0.5) == pytest.approx((2.0, 4.0))
     assert found.beyond(accelerator) == 162
+    assert plan.Message("collective-permute", ((0, 1), (7, 8))).speed(accelerator) == 11.0
+    assert plan.Message("all-to-all", (tuple(range(16)),)).speed(accelerator) == 11.0
     assert dataclasses.replace(accelerator, linked=16).speed([3, 11]) == 70.0
 
 
@@ -174,6 +184,10 @@ def test_a_table_tells_how_a_step_scales_with_the_devices(monkeypatch):
         (["--devices=0"], "--devices: expected a number from 1 on"),
         (["--devices=8,many"], "--devices: expected a number from 1 on, or several"),
         (["--devices=8,12"], "--devices: 12 is no multiple of 8"),
+        (
+            ["--devices=4,8", "--config.parallel.data=4"],
+            "config.parallel: makes 4 of 8 devices; set one of its sizes to -1",
+        ),
         (["--devices=3"], "config.data.rows_multiple: 8 rows cannot be split evenly over 3 devices"),
         (["--config.parallel.fsdp=3", "--config.parallel.data=1"], "config.data.rows_multiple: 8 rows"),
     ],

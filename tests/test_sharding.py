@@ -19,6 +19,7 @@ from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import checkpoint, metrics, optim, parallel, sharding
+from flaxformer_lite.training import losses as losses_lib
 from flaxformer_lite.training import step as step_lib
 
 STEPS, HALF, ROWS, LENGTH = 20, 10, 16, 13
@@ -51,7 +52,8 @@ def way(sizes: tuple[int, int, int]) -> Way:
 
 
 @functools.cache
-def compiled_step(sizes: tuple[int, int, int]) -> Callable:
+def compiled_step(sizes: tuple[int, int, int], logits_at_once: int | None = None) -> Callable:
+    """`logits_at_once`: so many that the loss is taken in parts; to tell two programs apart, they are set elsewhere."""
     (mode, state), (model, optimizer) = way(sizes), trained()
     options = {"label_smoothing": 0.1, "microbatches": 2, "ema_decay": 0.9, "row_shards": mode.row_shards}
     step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
@@ -130,6 +132,25 @@ def test_a_mesh_of_all_three_axes_trains_as_one_device_and_its_checkpoint_goes_o
     assert_trains_as_one_device((2, 2, 2))
     assert_goes_on(saved((2, 2, 2)), WHOLE)
     assert_goes_on(saved(WHOLE), (2, 2, 2))
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 2), *(pytest.param(s, marks=pytest.mark.slow) for s in [(4, 1, 2), (1, 4, 2)])]
+)
+def test_a_loss_that_is_taken_in_parts_is_the_same_on_a_mesh_and_each_device_adds_up_its_own(sizes, monkeypatch):
+    expected, losses = halves(WHOLE)[1][:3], []
+    monkeypatch.setitem(losses_lib.LOGITS_AT_ONCE, "cpu", LENGTH * MODEL.vocab_size)  # the logits of one row
+    mode, state = way(sizes)
+    run = compiled_step(sizes, LENGTH * MODEL.vocab_size)
+    for batch in batches()[:3]:
+        state, sums = run(state, mode.put_batch(batch))
+        losses.append(metrics.divide(mode.read(sums))["loss"])
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    gradient = [f"{MODEL.vocab_size // sizes[2]},{MODEL.d_model}", f"{MODEL.vocab_size},{MODEL.d_model}"]
+    shards = sizes[0] * sizes[1]
+    assert any(f"f32[1,{shape}]" in run.as_text() for shape in gradient)
+    assert not any(f"f32[{shards},{shape}]" in run.as_text() for shape in gradient)  # of all devices together
 
 
 @pytest.mark.slow

@@ -22,16 +22,16 @@ class Accelerator:
         """Whether its links join all of `devices`, where numbers go through one machine after another."""
         return len({device // self.linked for device in devices}) == 1
 
-    def speed(self, devices: Sequence[int]) -> float:
+    def speed(self, devices: Sequence[int], *, ring: bool = True) -> float:
         """Bytes a second that each of `devices` sends the others.
 
         What passes around all of them in a ring leaves each machine once, in parts over the network of every device
-        there that takes part.
+        there that takes part. What does not leaves over the network of the one that sends it.
         """
         if self.joins(devices):
             return self.link
         together = collections.Counter(device // self.linked for device in devices)
-        return min(self.link, self.network * min(together.values()))
+        return min(self.link, self.network * (min(together.values()) if ring else 1))
 
 
 # TPU v5e, v5p and v6e: Google's pages docs.cloud.google.com/tpu/docs/v5e, v5p and v6e (half of a bidirectional

@@ -69,7 +69,7 @@ def summed_over_parts(
       shared: what is differentiated too, whole in each part.
       rows: arrays with leading axis B that need no gradient.
       row_shards: how many devices share the rows. Each adds up the gradients of `shared` from its own rows over all
-        parts, so that they are summed over the devices once, and not in every part.
+        parts, and holds them whole, so that they are summed over the devices once, and not in every part.
     """
     if parts == 1:
         return function(x_BTD, shared, *rows)

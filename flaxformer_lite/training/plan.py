@@ -23,10 +23,14 @@ from flaxformer_lite.training.memory import Memory, of_program
 
 
 class Message(NamedTuple):
-    """A kind of message, and the devices that exchange it: those of the first group, which all others are like."""
+    """A kind of message, and the groups of devices each of which exchanges it among its own."""
 
     kind: str
-    devices: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+    def speed(self, accelerator: Accelerator) -> float:
+        """Bytes a second of the slowest group."""
+        return min(accelerator.speed(group, ring=self.kind in RINGS) for group in self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +45,19 @@ class Plan:
 
     def seconds(self, accelerator: Accelerator, utilization: float) -> tuple[float, float]:
         """Of arithmetic at this share of the peak, and of sending; a step takes both, or less where they overlap."""
-        sending = sum(size / accelerator.speed(message.devices) for message, size in self.sent.items())
+        sending = sum(size / message.speed(accelerator) for message, size in self.sent.items())
         return self.flops / (accelerator.flops * utilization), sending
 
     def beyond(self, accelerator: Accelerator) -> int:
-        """Bytes that are sent to devices beyond those that the accelerator's own links join."""
-        return sum(size for message, size in self.sent.items() if not accelerator.joins(message.devices))
+        """Bytes of messages of which a group reaches beyond the devices that the accelerator's own links join."""
+        within = lambda message: all(map(accelerator.joins, message.groups))  # noqa: E731
+        return sum(size for message, size in self.sent.items() if not within(message))
 
 
 def plan(config: Config, mesh: jax.sharding.Mesh, platform: str) -> list[Plan]:
-    """One plan for each shape of batch that the config allows, the longest last, as if the devices were of `platform`.
+    """One plan for each shape of batch that the config allows, the longest last.
+
+    `platform` says how many logits are computed at once; attention is computed as on a CPU.
 
     Raises:
       ValueError: the devices cannot share the rows, or a parameter.
@@ -88,7 +95,7 @@ def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: fl
             f"within the step {memory.temporary / 1e9:,.3g} (estimate of the CPU compiler)",
             f"  arithmetic {each.flops / 1e9:,.3g} GFLOPs of matrix products",
             f"  sends      {sum(each.sent.values()) / 1e6:,.3g} MB: {parts}; "
-            f"{each.beyond(accelerator) / 1e6:,.3g} MB beyond the {accelerator.linked} that links join",
+            f"{each.beyond(accelerator) / 1e6:,.3g} MB in messages beyond the {accelerator.linked} that links join",
             f"  speed      {each.rows * each.length / seconds:,.0f} target positions a second, at {utilization:.0%} of "
             f"{accelerator.flops / 1e12:.0f} TFLOP/s and messages one after another",
             f"  scaling    {computing / seconds:.0%} of as many devices that need not send; "
@@ -115,7 +122,7 @@ def scaling_table(config: Config, counts: Sequence[int], name: str, utilization:
     lines = [
         f"{name}, {utilization:.0%} of {accelerator.flops / 1e12:.0f} TFLOP/s; {accelerator.link / 1e9:.4g} GB/s among "
         f"{accelerator.linked} devices, {accelerator.network / 1e9:.4g} GB/s a device beyond",
-        "| Devices | Mesh (data, fsdp, tensor) | Batch | GB a device: state + step | MB sent, beyond links "
+        "| Devices | Mesh (data, fsdp, tensor) | Batch | GB a device: state + step | MB sent, in messages beyond links "
         "| Efficiency, one after another | hidden |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -124,6 +131,8 @@ def scaling_table(config: Config, counts: Sequence[int], name: str, utilization:
     for count in counts:
         sizes = config.parallel
         mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor, devices=jax.devices()[:count])
+        if mesh.size != count:
+            raise ValueError(f"config.parallel: makes {mesh.size} of {count} devices; set one of its sizes to -1.")
         larger = scaled(config, count // counts[0])
         each = _of_shape(larger, mesh, accelerator.platform, *pipeline.possible_shapes(larger)[-1])
         computing, sending = each.seconds(accelerator, utilization)
@@ -144,6 +153,7 @@ SENT = {
     "all-to-all": lambda n: (n - 1) / n,
     "collective-permute": lambda n: 1,
 }
+RINGS = ("all-gather", "reduce-scatter", "all-reduce")
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
 MESSAGE = re.compile(rf"= (.+?) ({'|'.join(SENT)})(?:-start)?\((.*)$")
@@ -170,8 +180,8 @@ def messages(program: str, devices: int) -> dict[Message, int]:
         for line in bodies[name].splitlines():
             if found := MESSAGE.search(line):
                 what, kind, rest = found.groups()
-                message = Message(kind, _group(rest, devices))
-                total[message] += round(times * _bytes(what) * SENT[kind](len(message.devices)))
+                message = Message(kind, _groups(rest, devices))
+                total[message] += round(times * _bytes(what) * SENT[kind](len(message.groups[0])))
                 continue  # what a reduction applies sends nothing
             repeated = TIMES.search(line) if " while(" in line else None
             for one, several in CALLED.findall(line):
@@ -190,17 +200,17 @@ def _bytes(shapes: str) -> int:
     return total
 
 
-def _group(attributes: str, devices: int) -> tuple[int, ...]:
-    """The devices of the first group that exchanges a message; all of them where none are named.
+def _groups(attributes: str, devices: int) -> tuple[tuple[int, ...], ...]:
+    """The groups of devices that exchange a message among them; one of all devices where none are named.
 
-    'replica_groups=[4,2]<=[2,4]T(1,0)' are 4 groups of 2, of the devices in that order; '{{0,1},{2,3}}' 2 of 2;
-    "mesh['a'=4,'b'=2] {'b'}" 4 of 2, the devices of the first group along 'b'.
+    'replica_groups=[4,2]<=[2,4]T(1,0)' are 4 groups of 2, of the devices in that order; '{{0,1},{2,3}}' 2 of 2, as are
+    pairs of a source and a target; "mesh['a'=4,'b'=2] {'b'}" 4 of 2, each along 'b'.
     """
     if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=(\S+?),? ", attributes + " "):
-        return tuple(_order(found.group(2)).ravel()[: int(found.group(1))].tolist())
-    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
-        return tuple(map(int, found.group(1).split(",")))
-    if found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((\S+?)\))?\s*\{('.*?)\}", attributes):
+        groups = _order(found.group(2)).reshape(-1, int(found.group(1)))
+    elif found := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", attributes):
+        return tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", found.group(1)))
+    elif found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((\S+?)\))?\s*\{('.*?)\}", attributes):
         axes, order, named = found.groups()
         sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", axes)}
         parts = {axis: (1, size, 1) for axis, size in sizes.items()}  # along the middle one of each named axis
@@ -210,10 +220,12 @@ def _group(attributes: str, devices: int) -> tuple[int, ...]:
                 parts[axis] = int(before), int(size), sizes[axis] // int(before) // int(size)
         ids = _order(order) if order else np.arange(math.prod(sizes.values()))
         ids = ids.reshape([size for part in parts.values() for size in part])
-        along = {axis for axis, _, _ in chosen}
-        first = tuple(slice(None) if part == 1 and axis in along else 0 for axis in sizes for part in range(3))
-        return tuple(ids[first].ravel().tolist())
-    return tuple(range(devices))
+        along = [3 * number + 1 for number, axis in enumerate(sizes) if axis in {name for name, _, _ in chosen}]
+        groups = np.moveaxis(ids, along, range(-len(along), 0))
+        groups = groups.reshape(-1, math.prod(groups.shape[-len(along) :]))
+    else:
+        groups = np.arange(devices)[None]
+    return tuple(map(tuple, groups.tolist()))
 
 
 def _order(text: str) -> np.ndarray:

@@ -177,7 +177,7 @@ def loss_sums(
     With `r_drop` each row passes through the model twice, dropout drawn anew: loss and metrics are means of the two,
     and `r_drop` / 4 times how far they disagree is minimised too, in all half the loss of Liang 2021, section 2.1.
     A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
-    `row_shards`: how many devices the compiler spreads the rows over; `platform`: what they are, None: as here.
+    `row_shards`: how many devices the compiler spreads the rows over; `platform`: of `losses.parts_of`.
     """
     in_pairs = r_drop > 0 and dropout_key is not None
     batch, paired = (twice(batch), side_by_side) if in_pairs else (batch, lambda *predicted: predicted)
