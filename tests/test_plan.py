@@ -150,7 +150,7 @@ def test_a_step_takes_the_time_of_its_products_and_its_messages():
     assert found.memory.total == 12
     text = plan.table([found], parallel.make_mesh(8), "h100", 0.5)
     assert (
-        "batch of 2 x 3" in text and "each of 8 devices" in text and "estimate" in text and "all-reduce 1.1e+04" in text
+        "batch of 2 x 3" in text and "each of 8 devices" in text and "estimate" in text and "all-reduce 11,000" in text
     )
 
 

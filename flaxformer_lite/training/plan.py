@@ -86,16 +86,16 @@ def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: fl
         computing, sending = each.seconds(accelerator, utilization)
         seconds = computing + sending
         of_kind = {kind: sum(n for message, n in each.sent.items() if message.kind == kind) for kind in SENT}
-        parts = ", ".join(f"{kind} {count / 1e6:,.3g}" for kind, count in of_kind.items() if count) or "none"
+        parts = ", ".join(f"{kind} {_figure(count / 1e6)}" for kind, count in of_kind.items() if count) or "none"
         memory = each.memory
         share = f"{memory.total / accelerator.memory:.0%} of {name}'s {accelerator.memory / 1e9:.0f} GB"
         lines += [
             f"batch of {each.rows} x {each.length}, a step, each of {mesh.size} devices:",
-            f"  memory     {memory.total / 1e9:,.3g} GB, {share}: state and batch {memory.state / 1e9:,.3g}, "
-            f"within the step {memory.temporary / 1e9:,.3g} (estimate of the CPU compiler)",
-            f"  arithmetic {each.flops / 1e9:,.3g} GFLOPs of matrix products",
-            f"  sends      {sum(each.sent.values()) / 1e6:,.3g} MB: {parts}; "
-            f"{each.beyond(accelerator) / 1e6:,.3g} MB in messages beyond the {accelerator.linked} that links join",
+            f"  memory     {_figure(memory.total / 1e9)} GB, {share}: state and batch {_figure(memory.state / 1e9)}, "
+            f"within the step {_figure(memory.temporary / 1e9)} (estimate of the CPU compiler)",
+            f"  arithmetic {_figure(each.flops / 1e9)} GFLOPs of matrix products",
+            f"  sends      {_figure(sum(each.sent.values()) / 1e6)} MB: {parts}; "
+            f"{_figure(each.beyond(accelerator) / 1e6)} MB in messages beyond the {accelerator.linked} that links join",
             f"  speed      {each.rows * each.length / seconds:,.0f} target positions a second, at {utilization:.0%} of "
             f"{accelerator.flops / 1e12:.0f} TFLOP/s and messages one after another",
             f"  scaling    {computing / seconds:.0%} of as many devices that need not send; "
@@ -138,11 +138,16 @@ def scaling_table(config: Config, counts: Sequence[int], name: str, utilization:
         computing, sending = each.seconds(accelerator, utilization)
         lines.append(
             f"| {count} | {' x '.join(map(str, mesh.devices.shape))} | {each.rows} x {each.length} "
-            f"| {each.memory.state / 1e9:,.3g} + {each.memory.temporary / 1e9:,.3g} "
-            f"| {sum(each.sent.values()) / 1e6:,.3g}, {each.beyond(accelerator) / 1e6:,.3g} "
+            f"| {_figure(each.memory.state / 1e9)} + {_figure(each.memory.temporary / 1e9)} "
+            f"| {_figure(sum(each.sent.values()) / 1e6)}, {_figure(each.beyond(accelerator) / 1e6)} "
             f"| {computing / (computing + sending):.0%} | {computing / max(computing, sending):.0%} |"
         )
     return "\n".join(lines)
+
+
+def _figure(number: float) -> str:
+    """The first three digits: '3,040', '0.0425'."""
+    return f"{float(f'{number:.3g}'):,g}"
 
 
 # The size of what each kind of message leaves on a device, times this, is what the device sends; n: how many take part.
