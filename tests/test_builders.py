@@ -34,17 +34,17 @@ builder = builders.cldr_translate("en-de", data_dir=sys.argv[1])
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    """The full default corpus: split -> list of (kind, source, target)."""
-    builder = builders.cldr_translate(data_dir=tmp_path_factory.mktemp("tfds"))
+def corpus():
+    """The full default corpus, prepared once for all tests: split -> list of (kind, source, target)."""
+    builder = builders.cldr_translate(data_dir=os.environ["TFDS_DATA_DIR"])
     builders.prepare(builder)
     return {split: read(builder, split) for split in ("train", "validation", "test")}
 
 
 @pytest.fixture(scope="session")
-def language_corpus(tmp_path_factory):
-    """The full corpus of cldr_language: split -> list of (kind, text, label)."""
-    builder = builders.cldr_language(data_dir=tmp_path_factory.mktemp("tfds"))
+def language_corpus():
+    """The full corpus of cldr_language, as `corpus`: split -> list of (kind, text, label)."""
+    builder = builders.cldr_language(data_dir=os.environ["TFDS_DATA_DIR"])
     builders.prepare(builder)
     return {split: read_language(builder, split) for split in ("train", "validation", "test")}
 
