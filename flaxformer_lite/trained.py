@@ -44,8 +44,8 @@ class Origin:
 
     @property
     def remark(self) -> str | None:
-        """What the log says beside their scores; None of the parameters of one step as they are."""
-        return None if len(self.steps) == 1 and self.kind == "raw" else str(self)
+        """What the log says beside their scores; None of those of one step without an average: the best."""
+        return None if self == Origin(self.steps[-1:]) else str(self)
 
     @property
     def label(self) -> str:

@@ -270,7 +270,7 @@ def test_fields_of_decoding_replace_those_of_the_run_and_what_belongs_to_another
     ("origin", "words", "label", "plain"),
     [
         (((48,),), "step 48", "step48", True),
-        (((48,), "raw", "last:1"), "step 48", "step48-last1", True),
+        (((48,), "raw", "last:1"), "step 48", "step48-last1", False),
         (((48,), "ema"), "step 48, moving average", "step48-ema", False),
         (((40, 48), "raw", "best:2"), "average of steps 40, 48", "step48-best2", False),
         (((7, 9), "ema", "last:2"), "average of steps 7, 9, moving averages", "step9-last2-ema", False),
