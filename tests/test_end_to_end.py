@@ -245,6 +245,7 @@ def test_translate_keeps_order_and_line_count_from_stdin_and_from_files(finished
     assert translate.load(finished_run)(lines) == translated
 
 
+@pytest.mark.slow
 def test_translate_goes_on_where_it_was_killed_and_splits_what_is_too_long(finished_run, tmp_path):
     lines = [f"{number} days and {number * number} hours" for number in range(331)]
     lines[300] = " ".join(f"It takes {number} days." for number in range(60))

@@ -77,11 +77,13 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tu
     return workdir, stops
 
 
+@pytest.mark.slow
 def test_exit_codes_tell_a_stopped_run_from_a_finished_one(stopped_run):
     kill = -signal.SIGKILL
     assert [code for code, _, _ in stopped_run[1]] == [kill, kill, 143, 130, kill, 143, kill, 143, 0]
 
 
+@pytest.mark.slow
 def test_stops_came_where_they_were_meant_to(stopped_run):
     steps = [step for _, _, step in stopped_run[1]]
     assert steps == sorted(steps)
@@ -89,6 +91,7 @@ def test_stops_came_where_they_were_meant_to(stopped_run):
     assert 3 <= steps[2] < steps[3] < EVALUATION == steps[5] <= steps[6] < steps[7] == STEPS
 
 
+@pytest.mark.slow
 def test_a_signal_is_answered_by_what_was_saved(stopped_run):
     for code, err, step in stopped_run[1]:
         if code in (143, 130):
@@ -97,6 +100,7 @@ def test_a_signal_is_answered_by_what_was_saved(stopped_run):
         assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_on_the_way(stopped_run):
     workdir, stops = stopped_run
     (aside,) = (workdir / "checkpoints").glob("*.damaged")
@@ -104,6 +108,7 @@ def test_a_damaged_checkpoint_is_named_on_the_way(stopped_run):
     assert "damaged" not in "".join(err for _, err, _ in stops[:7])
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_is_never_stopped_bit_for_bit(stopped_run, finished_run):
     workdir, _ = stopped_run
     assert runs.losses(workdir) == runs.losses(finished_run)
@@ -111,11 +116,13 @@ def test_stopped_and_resumed_is_never_stopped_bit_for_bit(stopped_run, finished_
     runs.assert_same_arrays(runs.checkpoint_arrays(workdir, STEPS), runs.checkpoint_arrays(finished_run, STEPS))
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_has_the_same_evaluations_and_test_line(stopped_run, finished_run):
     for split in ("validation", "test"):
         assert runs.lines_of(stopped_run[0], split) == runs.lines_of(finished_run, split)
 
 
+@pytest.mark.slow
 def test_every_line_of_the_log_is_whole_after_a_torn_one(stopped_run):
     lines = (stopped_run[0] / "metrics.jsonl").read_bytes().split(b"\n")
     assert lines[-1] == b""

@@ -281,6 +281,7 @@ def test_rows_are_shared_by_the_devices_of_two_axes(microbatches):
         parallel.check_rows(mesh, rows_multiple=6, accumulate_steps=microbatches)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_a_device_holds_its_part_of_the_state_and_has_the_rest_sent():
     compiled = {sizes: compiled_step(sizes) for sizes in (WHOLE, (2, 2, 2))}
