@@ -29,10 +29,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture
 def quickly_compiled() -> Iterator[None]:
     """For programs that run a few times on a few numbers: they are compiled without optimisation, in half the time."""
-    import runs
-
-    with runs.quickly_compiled():
-        yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")
@@ -42,20 +41,19 @@ def repo_root() -> Path:
 
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A workdir that the first process of the tests which needs it makes by `make`; the others wait for it."""
+    """A copy of the workdir that the first process of the tests which needs it makes by `make`; others wait for it."""
     from flaxformer_lite import places
 
-    of_all = (
-        tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else tmp_path_factory.getbasetemp()
-    )
-    folder = of_all / name
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"{name}_once"
     folder.mkdir(exist_ok=True)
     with places.locked(folder / "lock"):
         if not (folder / "made").exists():
             shutil.rmtree(folder / "run", ignore_errors=True)  # what one that failed has left
             make(folder / "run")
             (folder / "made").touch()
-    return folder / "run"
+    # What one process writes into it, such as an evaluation, no other one sees.
+    return shutil.copytree(folder, own / name) / "run"
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import flax.linen as nn
@@ -88,19 +88,6 @@ LANGUAGE_MODEL = {
 # Of the position schemes that act in the same place of the model, one is in the plain suite.
 SLOW = {position: [pytest.mark.slow] for position in ("learned", "alibi", "none")}
 SCHEMES = [pytest.param(position, marks=SLOW.get(position, [])) for position in CHOICES["model.position"]]
-
-
-QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # the environment of processes that compile so
-
-
-@contextlib.contextmanager
-def quickly_compiled() -> Iterator[None]:
-    """Within it programs are compiled without optimisation, in half the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def filled(rows: Sequence[Sequence[Sequence[int]]], length: int) -> tuple[np.ndarray, np.ndarray]:

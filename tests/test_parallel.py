@@ -323,9 +323,7 @@ def fit_in_processes(count: int, jobs: list[tuple[Path, dict]]) -> None:
     """Several fits, one after another, in the same processes with eight devices together."""
     work = json.dumps([[str(workdir), {**RUN, **changes}] for workdir, changes in jobs])
     pipes = {"stdout": runs.subprocess.PIPE, "stderr": runs.subprocess.STDOUT}
-    processes = runs.processes(
-        count, work, script=[str(Path(__file__).with_name("fit_jobs.py"))], env=runs.QUICKLY, **pipes
-    )
+    processes = runs.processes(count, work, script=[str(Path(__file__).with_name("fit_jobs.py"))], **pipes)
     try:
         outputs = [process.communicate(timeout=600)[0].decode() for process in processes]
     finally:
@@ -360,10 +358,9 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str | tuple[str, str]
     root = tmp_path_factory.mktemp("ways")
     pairs = TAKEN_UP + OTHER_PAIRS
     folder = {name: root / name for name in EVERY_WAY} | {pair: root / " then ".join(pair) for pair in pairs}
-    with runs.quickly_compiled():
-        for name, changes in ONE_PROCESS.items():
-            assert runs.fit(folder[name], {**RUN, **changes}) == 0
-        take_up(folder, TAKEN_UP, first=True)
+    for name, changes in ONE_PROCESS.items():
+        assert runs.fit(folder[name], {**RUN, **changes}) == 0
+    take_up(folder, TAKEN_UP, first=True)
     return folder
 
 
@@ -395,7 +392,6 @@ def test_a_checkpoint_written_in_one_way_goes_on_in_another(ways, pair):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quickly_compiled")
 def test_a_checkpoint_written_in_any_way_goes_on_in_any_other(ways):
     take_up(ways, OTHER_PAIRS)
     for pair in OTHER_PAIRS:

@@ -392,7 +392,7 @@ def test_a_truncated_compile_cache_entry_is_deleted_and_written_anew(tmp_path):
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_is_never_stopped_bit_for_bit(tmp_path):
     """The first compile and the writing of checkpoints are among the moments."""
-    changes = {**runs.TINY, "train.num_steps": 500, "train.eval_every": 100}
+    changes = {"train.num_steps": 500, "train.eval_every": 100}
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
     killed, reference = tmp_path / "killed", tmp_path / "reference"
     arguments = [*runs.flags(changes), f"--workdir={killed}"]

@@ -52,8 +52,7 @@ def way(sizes: tuple[int, int, int]) -> Way:
 
 
 @functools.cache
-def compiled_step(sizes: tuple[int, int, int], logits_at_once: int | None = None) -> Callable:
-    """`logits_at_once`: so many that the loss is taken in parts; to tell two programs apart, they are set elsewhere."""
+def compiled_step(sizes: tuple[int, int, int]) -> Callable:
     (mode, state), (model, optimizer) = way(sizes), trained()
     options = {"label_smoothing": 0.1, "microbatches": 2, "ema_decay": 0.9, "row_shards": mode.row_shards}
     step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
@@ -142,7 +141,7 @@ def test_a_loss_that_is_taken_in_parts_is_the_same_on_a_mesh_and_each_device_add
     expected, losses = halves(WHOLE)[1][:3], []
     monkeypatch.setitem(losses_lib.LOGITS_AT_ONCE, "cpu", LENGTH * MODEL.vocab_size)  # the logits of one row
     mode, state = way(sizes)
-    run = compiled_step(sizes, LENGTH * MODEL.vocab_size)
+    run = compiled_step.__wrapped__(sizes)
     for batch in batches()[:3]:
         state, sums = run(state, mode.put_batch(batch))
         losses.append(metrics.divide(mode.read(sums))["loss"])
