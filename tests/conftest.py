@@ -51,7 +51,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
         if not (folder / "made").exists():
             shutil.rmtree(folder / "run", ignore_errors=True)  # what one that failed has left
             make(folder / "run")
-            (folder / "made").touch()
+            (folder / "made").write_text(str(folder / "run"))  # last, and where it was
     # What one process writes into it, such as an evaluation, no other one sees.
     return shutil.copytree(folder, own / name) / "run"
 

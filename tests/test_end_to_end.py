@@ -145,7 +145,8 @@ def test_the_user_sees_what_was_resolved_and_where_everything_lies(finished_run)
         "BLEU signature",
     ):
         assert part in text
-    assert str(finished_run) in text and "Traceback" not in text and "Warning" not in text
+    workdir = (finished_run.parent / "made").read_text()
+    assert f"Written to {workdir}: " in text and "Traceback" not in text and "Warning" not in text
 
 
 def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(finished_run, records, tmp_path):
