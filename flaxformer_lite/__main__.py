@@ -19,8 +19,10 @@ USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tel
   classify   tell the class of lines of text
   generate   let a language model write
   plot       draw attention, positions, the learning rate, or the metrics of runs
+  sweep      train many configs, as a sweep's file says, or go on with a sweep
+  sweep-report   tell what a sweep has found so far
 
-All but train, plan, score, plot schedule and plot metrics use the best model of the run."""
+Evaluate, translate, classify, generate, plot attention and plot positions use the best model of the run."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -194,6 +196,40 @@ def plot(arguments: Sequence[str]) -> int:
     return 0
 
 
+def sweep(arguments: Sequence[str]) -> int:
+    """Trains the points of a sweep, each in a process of its own."""
+    from flaxformer_lite.sweep import requests
+
+    request = requests.parse_sweep(arguments)
+    _use_cpu()
+    from flaxformer_lite.sweep import command
+
+    return command.sweep(request)
+
+
+def sweep_report(arguments: Sequence[str]) -> int:
+    """Prints the table of a sweep, and writes it with pictures."""
+    from flaxformer_lite.sweep import requests
+
+    folder = requests.parse_report(arguments)
+    _use_cpu()
+    from flaxformer_lite.sweep import report, results
+
+    text, paths = report.write(results.SweepFolder(folder))
+    print(text, *paths, sep="\n")
+    return 0
+
+
+def _use_cpu() -> None:
+    """For this process alone, not for those that it starts: it computes nothing, and accelerators are for them."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    from flaxformer_lite import runtime
+
+    runtime.quiet_libraries()
+
+
 COMMANDS = {
     "train": train,
     "plan": plan,
@@ -203,6 +239,8 @@ COMMANDS = {
     "classify": classify,
     "generate": generate,
     "plot": plot,
+    "sweep": sweep,
+    "sweep-report": sweep_report,
 }
 
 

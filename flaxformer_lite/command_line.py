@@ -1,11 +1,13 @@
 """The one parser: flags and a config file in; one line on standard error and exit code 2 for whatever is wrong."""
 
 import ast
+import contextlib
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,13 +39,17 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def shipped_configs() -> dict[str, Path]:
-    """Name to file of the configs that come with the package: in a wheel inside it, in a checkout beside it."""
-    folders = [folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()]
+def shipped_configs(kind: str = ".") -> dict[str, Path]:
+    """Name to file of the configs that come with the package: in a wheel inside it, in a checkout beside it.
+
+    Args:
+      kind: the folder below `configs/`, as 'sweeps'.
+    """
+    folders = [folder / kind for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()]
     return {file.stem: file for folder in folders for file in sorted(folder.glob("*.py")) if file.stem != "__init__"}
 
 
-def find_config(name: str) -> Path:
+def find_config(name: str, *, flag: str = "--config", kind: str = ".") -> Path:
     """The file that `--config=name` means: a path, or a shipped config by its name.
 
     Raises:
@@ -51,9 +57,9 @@ def find_config(name: str) -> Path:
     """
     if Path(name).is_file():
         return Path(name)
-    shipped = shipped_configs()
+    shipped = shipped_configs(kind)
     if name not in shipped:
-        raise ValueError(f"--config={name}: no such file and no shipped config{did_you_mean(name, shipped)}")
+        raise ValueError(f"{flag}={name}: no such file and no shipped config{did_you_mean(name, shipped)}")
     return shipped[name]
 
 
@@ -61,21 +67,39 @@ def load_config(file: Path) -> config_dict.ConfigDict:
     """What `get_config()` of a config file returns.
 
     Raises:
-      ValueError: the file fails, has no `get_config`, or that returns no ConfigDict.
+      ValueError: as `load_module` and `config_of`.
     """
+    return config_of(load_module(file), file)
+
+
+def load_module(file: Path) -> types.ModuleType:
+    """The Python file, run. Raises ValueError, with its line, if it fails."""
     spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     if spec is None:
         raise ValueError(f"{file}: expected a Python file that defines get_config().")
     module = importlib.util.module_from_spec(spec)
-    try:
+    with blamed_on(file):
         spec.loader.exec_module(module)
+    return module
+
+
+def config_of(module: types.ModuleType, file: Path) -> config_dict.ConfigDict:
+    """What `get_config()` of a module returns; ValueError that names `file` if it fails or returns another type."""
+    with blamed_on(file):
         config = module.get_config()
-    except Exception as error:  # whatever a user's file may raise
-        line = _line_in(error, file)
-        raise ValueError(f"{file}{line}: {type(error).__name__}: {_first_line(error)}") from error
     if not isinstance(config, config_dict.ConfigDict):
         raise ValueError(f"{file}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
     return config
+
+
+@contextlib.contextmanager
+def blamed_on(file: Path) -> Iterator[None]:
+    """Whatever a user's `file` raises in the block, as a ValueError that names its line."""
+    try:
+        yield
+    except Exception as error:
+        line = _line_in(error, file)
+        raise ValueError(f"{file}{line}: {type(error).__name__}: {_first_line(error)}") from error
 
 
 def parse(

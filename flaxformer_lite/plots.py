@@ -137,7 +137,7 @@ def positions(codes: Mapping[str, np.ndarray]) -> Figure:
 @matplotlib.rc_context(STYLE)
 def position_scores(distance_L: np.ndarray, curves: Mapping[str, np.ndarray]) -> Figure:
     """A panel for each scheme that acts on scores, name to (H, L): a line for each head over the distance."""
-    figure, panels = _panels(len(curves), columns=2, width=5, height=3)
+    figure, panels = new_panels(len(curves), columns=2, width=5, height=3)
     for panel, (name, curve_HL) in zip(panels, curves.items(), strict=True):
         colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(curve_HL)))
         for head, (curve_L, colour) in enumerate(zip(curve_HL, colours, strict=True)):
@@ -192,7 +192,7 @@ def codes_that_fail(sinusoidal_LD: np.ndarray) -> Figure:
 @matplotlib.rc_context(STYLE)
 def schedule(rates_by_name: Mapping[str, np.ndarray]) -> Figure:
     """The learning rate of each update, name to (steps,); the first is number 1, as in section 5.3."""
-    figure, (panel,) = _panels(1, columns=1, width=8, height=3.6)
+    figure, (panel,) = new_panels(1, columns=1, width=8, height=3.6)
     for name, rates in rates_by_name.items():
         panel.plot(np.arange(1, len(rates) + 1), rates, label=name)
     panel.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
@@ -215,7 +215,7 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "ste
     if not found:
         raise ValueError(f"There are no metrics in {', '.join(runs) or 'no runs'}.")
     names = sorted(found, key=lambda name: (name != "loss", name))
-    figure, panels = _panels(len(names), columns=3, width=4, height=2.7)
+    figure, panels = new_panels(len(names), columns=3, width=4, height=2.7)
     colours = dict(zip(runs, itertools.cycle(COLOURS), strict=False))
     for panel, name in zip(panels, names, strict=True):
         for (run, colour), (split, look) in itertools.product(colours.items(), SPLITS.items()):
@@ -234,7 +234,7 @@ def scores_over_length(
     table: Mapping[str, Mapping[int, Sequence[float]]], *, trained_up_to: int, ylabel: str
 ) -> Figure:
     """Scheme to length to one score a seed: the mean as a line, the lowest to the highest as a band."""
-    figure, (panel,) = _panels(1, columns=1, width=8, height=4.2)
+    figure, (panel,) = new_panels(1, columns=1, width=8, height=4.2)
     for (scheme, scores), marker in zip(table.items(), itertools.cycle("osD^vPX"), strict=False):
         lengths = sorted(scores)
         mean, low, high = ([of(scores[length]) for length in lengths] for of in (np.mean, np.min, np.max))
@@ -250,7 +250,7 @@ def scores_over_length(
 def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> Figure:
     """How often each class (row) was taken for each class (column): counts, and shares of the row as shades."""
     share_CC = counts_CC / np.maximum(1, counts_CC.sum(axis=1, keepdims=True))
-    figure, (panel,) = _panels(1, columns=1, width=0.62 * len(names) + 3, height=0.62 * len(names) + 2)
+    figure, (panel,) = new_panels(1, columns=1, width=0.62 * len(names) + 3, height=0.62 * len(names) + 2)
     image = _heat_map(panel, share_CC, cmap="Blues", vmin=0, vmax=1)
     for (row, column), share in np.ndenumerate(share_CC):
         text, colour = f"{counts_CC[row, column]:,}\n{share:.0%}", "white" if share > 0.5 else "black"
@@ -278,7 +278,7 @@ def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
     return paths
 
 
-def _panels(count: int, *, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def new_panels(count: int, *, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure of `count` panels, so many inches each, in at most `columns` columns."""
     columns = min(columns, count)
     rows = -(-count // columns)

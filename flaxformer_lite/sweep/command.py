@@ -1,0 +1,57 @@
+"""The command `sweep`: reads and checks the sweep, joins or begins the study, works, and reports."""
+
+import sys
+
+from flaxformer_lite.sweep import check, cluster, report, space
+from flaxformer_lite.sweep.board import Board
+from flaxformer_lite.sweep.requests import SweepRequest
+from flaxformer_lite.sweep.results import FAILED, SweepFolder
+from flaxformer_lite.sweep.study import Study
+from flaxformer_lite.sweep.worker import Worker
+
+
+def sweep(request: SweepRequest) -> int:
+    """Returns 0 if no point has failed, 1 if one has, or 143 or 130 for a signal.
+
+    Raises:
+      ValueError: a point cannot be trained, or the folder or the storage cannot be used; nothing was trained.
+    """
+    swept, folder = space.load(request.file, request.overrides), SweepFolder(request.workdir)
+    settings = swept.settings
+    check.check_all(swept.checked, settings, str(request.file))
+    if request.worker and not folder.record.exists():
+        raise ValueError(f"--worker: there is no sweep in {folder.path} yet; start one worker without --worker.")
+    folder.begin(swept)
+    if request.submit:
+        print(cluster.submit(request))
+        return 0
+    count = settings.trials if swept.points is None else len(swept.points)
+    study = Study(
+        folder.path,
+        name=request.study,
+        points=count,
+        storage=request.storage,
+        minimize=settings.minimizes,
+        sampler=settings.sampler,
+        seed=settings.sampler_seed,
+        pruner=settings.pruner,
+        first_step=swept.base.train.eval_every,
+        together=request.jobs > 1,
+    )
+    try:
+        if swept.points is not None:
+            study.add([{name: space.scalar(value) for name, value in p.params.items()} for p in swept.points])
+        if request.retry_failed:
+            for number in study.retry_failed():
+                folder.point(number).forget_end()
+        board = Board(count)
+        board.say(f"{count} points, {len(settings.seeds)} runs each; {len(swept.checked)} configs checked")
+        code = Worker(swept, folder, study, jobs=request.jobs, gpus=request.gpus, board=board).work()
+    finally:
+        study.close()
+    if code:
+        print(f"stopped; to go on: the same command with --workdir={folder.path}", file=sys.stderr)
+        return code
+    text, paths = report.write(folder)
+    print(text, *paths, sep="\n")
+    return int(any(row.state == FAILED for row in folder.rows()))

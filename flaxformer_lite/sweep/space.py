@@ -1,0 +1,302 @@
+"""What a sweep tries: a file in, and out come its points, each with the config that it stands for.
+
+SWEEP = {"objective": "bleu", "seeds": (0, 1, 2)}     # fields of `Settings`
+
+def get_config():                                     # what all points have in common
+    ...
+def points(config):                                   # either a list of the points,
+    return [{"model.num_heads": heads} for heads in (1, 4, 8)]
+def suggest(trial, config):                           # or how a point is chosen, by Optuna's calls
+    config.model.num_heads = trial.suggest_categorical("heads", [1, 4, 8])
+"""
+
+import copy
+import dataclasses
+import itertools
+import random
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_collections import config_dict
+
+from flaxformer_lite import command_line
+from flaxformer_lite import config as config_lib
+from flaxformer_lite.config import CHOICES, Config, did_you_mean
+
+SAMPLERS, PRUNERS = ("grid", "random", "tpe"), ("none", "median", "halving")
+MOST_CHECKED = 512  # points of a space that are checked before the first one trains; of a larger one as many at random
+PER_RUN = ("train.seed", "data.seed")  # set to each of `Settings.seeds`
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a sweep is run and compared: what `SWEEP` in its file may set."""
+
+    objective: str = "loss"  # metric of the validation split; a point's is that of its best evaluation
+    direction: str | None = None  # 'minimize' or 'maximize'; None: as is better for the objective
+    seeds: tuple[int, ...] = (0,)  # of initialisation, dropout and the order of the data: a run of each point for each
+    columns: tuple[str, ...] = ()  # other metrics of that evaluation, for the report
+    sampler: str = "grid"  # how `suggest` is answered: 'grid': every combination; 'random'; 'tpe': Bergstra 2011
+    trials: int | None = None  # 'random', 'tpe': how many points
+    sampler_seed: int = 0  # 'random', 'tpe'
+    pruner: str = "none"  # 'median': a point worse than half of the others at the same step ends;
+    # 'halving': only the best third goes on, to three times as many steps (Jamieson 2016)
+
+    @property
+    def minimizes(self) -> bool:
+        """Whether less is better."""
+        return (self.direction or ("minimize" if self.objective in LESS_IS_BETTER else "maximize")) == "minimize"
+
+
+LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
+METRICS = (*CHOICES["train.best_metric"], "perplexity", "bits_per_byte")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One config of a sweep."""
+
+    params: dict[str, Any]  # what tells it from others: fields, or the names that were given to `suggest_...`
+    config: Config
+    label: str = ""  # what tells it from the config of all points, as one line
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # further columns of the report
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A sweep's file, read."""
+
+    file: Path
+    base: Config
+    settings: Settings
+    points: list[Point] | None  # None: they are suggested one after another
+    checked: list[Point]  # every point, or a sample of them
+    _space: Callable[[Any], Point]
+
+    def suggested(self, trial: Any) -> Point:
+        """The point that `suggest` makes of the trial's answers."""
+        return self._space(trial)
+
+
+def load(file: Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Reads a sweep's file; `overrides`, '--config.section.field=value', change what all points have in common.
+
+    Raises:
+      ValueError: the file fails or contradicts itself, or a point's config is wrong; the first five such are named.
+    """
+    module = command_line.load_module(file)
+    base = command_line.override(command_line.config_of(module, file), overrides)
+    settings = _settings(getattr(module, "SWEEP", {}), file)
+    given = [name for name in ("points", "suggest") if hasattr(module, name)]
+    if len(given) != 1:
+        raise ValueError(f"{file}: expected one of the functions points(config) and suggest(trial, config), got both.")
+    space = lambda trial: _point_of(module, trial, base, file)  # noqa: E731
+    if given == ["points"]:
+        if settings.sampler != "grid" or settings.trials is not None:
+            raise ValueError(f"{file}: SWEEP: sampler and trials go with suggest(trial, config); points() lists all.")
+        listed = _listed(module, base, file)
+        return Sweep(file, config_lib.resolve(base), settings, listed, listed, space)
+    checked, whole = _reachable(space, file)
+    if settings.sampler == "grid" and not whole:
+        raise ValueError(
+            f"{file}: SWEEP['sampler']: 'grid' tries every combination, and there are too many of them or no end; "
+            "give numbers a step=, or set sampler to 'tpe' or 'random' and trials to how many points to try."
+        )
+    return Sweep(
+        file, config_lib.resolve(base), settings, checked if settings.sampler == "grid" else None, checked, space
+    )
+
+
+def _settings(given: Any, file: Path) -> Settings:
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    if not isinstance(given, dict):
+        raise ValueError(f"{file}: SWEEP: expected a dict with {', '.join(fields)}, got {given!r}.")
+    for name in given:
+        if name not in fields:
+            raise ValueError(f"{file}: SWEEP[{name!r}]: there is no such setting{did_you_mean(name, fields)}")
+    kinds = {"seeds": int, "columns": str}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    for name, kind in kinds.items():
+        value = given.get(name, getattr(Settings, name))
+        if not isinstance(value, tuple) or any(type(item) is not kind for item in value):
+            raise ValueError(f"{file}: SWEEP[{name!r}]: expected a tuple of {kind.__name__}, got {value!r}.")
+    settings = Settings(**given)
+    choices = {"objective": METRICS, "sampler": SAMPLERS, "pruner": PRUNERS}
+    choices["direction"] = (None, "minimize", "maximize")
+    for name, valid in choices.items():
+        if getattr(settings, name) not in valid:
+            raise ValueError(f"{file}: SWEEP[{name!r}]: expected one of {valid}, got {getattr(settings, name)!r}.")
+    if not settings.seeds or min(settings.seeds) < 0 or len(set(settings.seeds)) < len(settings.seeds):
+        raise ValueError(f"{file}: SWEEP['seeds']: expected different numbers from 0 on, got {settings.seeds}.")
+    counted = type(settings.trials) is int and settings.trials >= 1
+    if counted != (settings.sampler != "grid") or (settings.trials is not None and not counted):
+        raise ValueError(f"{file}: SWEEP['trials']: expected how many points, with sampler 'random' or 'tpe' alone.")
+    return settings
+
+
+def _listed(module: types.ModuleType, base: config_dict.ConfigDict, file: Path) -> list[Point]:
+    """What `points(config)` lists; a key without a dot is a note."""
+    with command_line.blamed_on(file):
+        listed = module.points(_copy(base))
+    if not isinstance(listed, list) or not listed or not all(isinstance(point, dict) for point in listed):
+        raise ValueError(f"{file}: points(config): expected a list of dicts, field to value, got {listed!r:.80}.")
+    varied = list(dict.fromkeys(name for point in listed for name in point if "." in name))
+    points, faults = [], []
+    for number, point in enumerate(listed):
+        config = _copy(base)
+        try:
+            for name in varied:
+                _check_field(config, name)
+                if name in point:
+                    section, field = name.split(".")
+                    config[section][field] = point[name]
+            params = {name: _get(config, name) for name in varied}
+            notes = {name: value for name, value in point.items() if "." not in name}
+            own = {name: value for name, value in point.items() if "." in name and value != _get(base, name)}
+            points.append(Point(params, config_lib.resolve(config), label(own), notes))
+        except (ValueError, TypeError) as error:
+            faults.append(f"point {number} ({label(point)}): {error}")
+    refuse(faults, file)
+    return points
+
+
+def _point_of(module: types.ModuleType, trial: Any, base: config_dict.ConfigDict, file: Path) -> Point:
+    """The point that `suggest(trial, config)` makes. Raises ValueError that names its answers."""
+    config = _copy(base)
+    with command_line.blamed_on(file):
+        module.suggest(trial, config)
+    params = dict(trial.params)
+    try:
+        resolved = config_lib.resolve(config)
+    except ValueError as error:
+        raise ValueError(f"{label(params)}: {error}") from error
+    for name in PER_RUN:
+        if _get(config, name) != _get(base, name):
+            raise ValueError(f"{file}: suggest: config.{name} is set by SWEEP['seeds']; leave it out.")
+    return Point(params, resolved, label(params))
+
+
+def _reachable(space: Callable[[Any], Point], file: Path) -> tuple[list[Point], bool]:
+    """The points that `suggest` can make, and whether these are all; else ends of ranges and random ones."""
+    points, faults, whole, path = [], [], True, []
+
+    def visit(walk: Walk) -> None:
+        try:
+            points.append(space(walk))
+        except ValueError as error:
+            faults.append(str(error))
+
+    while path is not None and len(points) + len(faults) < MOST_CHECKED:
+        walk = Walk(path)
+        visit(walk)
+        whole, path = whole and walk.whole, walk.next_path()
+    whole = whole and path is None
+    for number in range(0 if whole else MOST_CHECKED // 2):
+        visit(Walk([], random.Random(number)))
+    refuse(faults, file)
+    return points, whole
+
+
+class Walk:
+    """Stands for one of Optuna's trials: answers by `path`, an option's number for each question; then the first.
+
+    Where a range has no end of options its two ends stand for it, or with `rng` any number in it.
+    """
+
+    def __init__(self, path: list[int], rng: random.Random | None = None):
+        self.params: dict[str, Any] = {}
+        self.whole = True  # whether the options are all that could be answered
+        self._path, self._rng, self._counts = path, rng, []
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """One of `choices`."""
+        return self._answer(name, list(choices))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """A whole number from `low` to `high`; `log` says only how likely each is."""
+        return self._answer(name, range(low, high + 1, step))
+
+    def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False):
+        """A number from `low` to `high`."""
+        if step is not None:
+            return self._answer(name, [low + i * step for i in range(int((high - low) / step + 1e-9) + 1)])
+        self.whole = self.whole and low == high
+        options = (
+            [low, high]
+            if self._rng is None
+            else [low * (high / low) ** self._rng.random() if log else self._rng.uniform(low, high)]
+        )
+        return self._answer(name, options[:1] if low == high else options)
+
+    def next_path(self) -> list[int] | None:
+        """The path after this one, the last question's options first; None after the last."""
+        path = [*self._path, *[0] * (len(self._counts) - len(self._path))]
+        while path and path[-1] + 1 == self._counts[len(path) - 1]:
+            path.pop()
+        return [*path[:-1], path[-1] + 1] if path else None
+
+    def _answer(self, name: str, options: Sequence[Any]) -> Any:
+        if name not in self.params:
+            asked = len(self._counts)
+            self._counts.append(len(options))
+            chosen = self._path[asked] if asked < len(self._path) else 0
+            self.params[name] = options[self._rng.randrange(len(options)) if self._rng else chosen]
+        return self.params[name]
+
+
+def _check_field(config: config_dict.ConfigDict, name: str) -> None:
+    """Raises ValueError unless `name` is 'section.field'."""
+    section, _, field = name.partition(".")
+    if section not in config:
+        raise ValueError(f"{name}: there is no such section{did_you_mean(section, config.keys())}")
+    if field not in config[section]:
+        raise ValueError(f"{name}: there is no such field{did_you_mean(field, config[section].keys())}")
+    if name in PER_RUN:
+        raise ValueError(f"{name}: is set by SWEEP['seeds']; leave it out.")
+
+
+def _get(config: config_dict.ConfigDict, name: str) -> Any:
+    section, field = name.split(".")
+    return config[section][field]
+
+
+def _copy(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+    return copy.deepcopy(config)
+
+
+def label(params: dict[str, Any]) -> str:
+    """Parameters as one line."""
+    return ", ".join(f"{name}={value}" for name, value in params.items()) or "as it is"
+
+
+def scalar(value: Any) -> bool | int | float | str | None:
+    """`value` as Optuna's storage can hold it: a tuple becomes text."""
+    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+
+
+def refuse(faults: list[str], file: Path | str) -> None:
+    """Raises ValueError that names the first five."""
+    if faults:
+        more = f"\n... and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise ValueError(f"{file}: nothing was trained.\n" + "\n".join(itertools.islice(faults, 5)) + more)
+
+
+def as_file(point: Config, title: str) -> str:
+    """The text of a config file, for `train --config`, that says what differs from the defaults."""
+    lines = []
+    for name, _, value in config_lib.differences(Config(), point):
+        lines.append(f"    config.{name} = {value!r}")
+    body = "\n".join(lines)
+    return (
+        f'"""{title}."""\n\nfrom flaxformer_lite.config import default_config\n\n\n'
+        f"def get_config():\n    config = default_config()\n{body}\n    return config\n"
+    )
+
+
+def run_configs(point: Config, seeds: Sequence[int]) -> Iterator[tuple[int, Config]]:
+    """Each seed, and the config of its run."""
+    for seed in seeds:
+        train, data = dataclasses.replace(point.train, seed=seed), dataclasses.replace(point.data, seed=seed)
+        yield seed, dataclasses.replace(point, train=train, data=data)

@@ -1,0 +1,202 @@
+"""A worker: takes points of a sweep, trains them in processes of their own, and tells the study how they went."""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from flaxformer_lite.sweep import check, space
+from flaxformer_lite.sweep.board import Board
+from flaxformer_lite.sweep.process import STOPPED, Run
+from flaxformer_lite.sweep.results import COMPLETE, ENDED, FAILED, PRUNED, PointFolder, SweepFolder, evaluations
+from flaxformer_lite.sweep.space import Point, Sweep
+from flaxformer_lite.sweep.study import Claim, Study
+from flaxformer_lite.training import writers
+from flaxformer_lite.training.interrupt import Interrupt
+
+NAP = 0.2  # seconds between looks at the processes
+LOOK = 1.0  # seconds between looks at a log, or at the study where nothing is free to run
+FRUITLESS = 3  # starts in a row, each ended by a signal and none with a step more, after which a point has failed
+
+
+class Worker:
+    """Runs points of `sweep` in `folder`, as `study` hands them out."""
+
+    def __init__(
+        self, sweep: Sweep, folder: SweepFolder, study: Study, *, jobs: int, gpus: Sequence[str], board: Board
+    ):
+        """
+        Args:
+          jobs: points at a time.
+          gpus: what CUDA_VISIBLE_DEVICES is for each of them; none: as it is.
+        """
+        self._sweep, self._folder, self._study, self._board = sweep, folder, study, board
+        self._free = [{"CUDA_VISIBLE_DEVICES": gpus[job]} if gpus else {} for job in range(jobs)]
+        self._active: list[_Active] = []
+
+    def work(self) -> int:
+        """Goes on until all points have ended, here or with another worker; returns 0, or a signal's exit code.
+
+        A signal has the runs save what they have; their points are left to whoever comes next.
+        """
+        looked = -LOOK
+        with Interrupt() as interrupt:
+            try:
+                while not interrupt.requested:
+                    if self._free and time.monotonic() - looked >= LOOK:
+                        looked = time.monotonic()
+                        if not self._fill() and self._study.ended():
+                            break
+                    for each in list(self._active):
+                        if each.has_ended():
+                            if not each.lost:
+                                self._tell(each.claim)
+                            self._active.remove(each)
+                            self._free.append(each.env)
+                            looked = -LOOK  # the next one starts at once
+                    self._board.show([each.progress() for each in self._active], self._study.states)
+                    time.sleep(NAP)
+            finally:
+                self._leave()
+        return interrupt.exit_code
+
+    def _fill(self) -> bool:
+        """Starts points while there is room for more and one to start; returns whether any is at work."""
+        while self._free and (claim := self._study.claim()):
+            folder = self._folder.point(claim.point)
+            try:
+                point = self._point(claim)
+            except ValueError as error:  # a corner of the space that no sample has met
+                params = dict(claim.trial.params)
+                nothing = Point(params, self._sweep.base, space.label(params))
+                folder.write(nothing, state=FAILED, reason=str(error))
+            if (folder.read() or {}).get("state") in ENDED:  # or whoever ended it could not tell the study
+                self._tell(claim)
+            else:
+                self._active.append(_Active(claim, point, folder, self._study, self._sweep, self._free.pop()))
+        return bool(self._active)
+
+    def _point(self, claim: Claim) -> Point:
+        """The point that a claim stands for; the trial gets its parameters."""
+        if self._sweep.points is None:
+            point = self._sweep.suggested(claim.trial)
+            check.check_all([point], self._sweep.settings, f"point {claim.point}")
+            return point
+        point = self._sweep.points[claim.point]
+        for name in point.params:
+            options = [each.params[name] for each in self._sweep.points if name in each.params]
+            claim.trial.suggest_categorical(name, list(dict.fromkeys(map(space.scalar, options))))
+        return point
+
+    def _tell(self, claim: Claim) -> None:
+        """Tells the study, and whoever watches, how a point has ended."""
+        settings, folder = self._sweep.settings, self._folder.point(claim.point)
+        known, value = folder.read(), None
+        if known["state"] == COMPLETE:
+            value = statistics.fmean(run.values[settings.objective] for run in folder.runs(settings))
+        self._study.finish(claim, known["state"], value, known["reason"])
+        how = f"{settings.objective} {value:.4g}" if value is not None else known["reason"]
+        self._board.say(f"point {claim.point} ({known['label']}): {known['state']}, {how}")
+
+    def _leave(self) -> None:
+        """Has all runs save and stop, and lets go of their points."""
+        for each in self._active:
+            each.stop()
+        for each in self._active:
+            each.wait()
+            self._study.release(each.claim)
+        self._active = []
+
+
+class _Active:
+    """A point that is being run: its seeds one after another."""
+
+    def __init__(
+        self, claim: Claim, point: Point, folder: PointFolder, study: Study, sweep: Sweep, env: dict[str, str]
+    ):
+        self.claim, self.env, self.lost = claim, env, False
+        self._point, self._folder, self._study, self._settings = point, folder, study, sweep.settings
+        self._seeds = list(self._settings.seeds)
+        self._told: set[int] = set()  # steps whose evaluation the study knows
+        self._looked, self._size = time.monotonic(), -1
+        self._step = self._fruitless = 0
+        self._best: float | None = None
+        self._hopeless = False
+        folder.write(point)
+        title = f"Point {claim.point} of the sweep {sweep.file.stem}: {point.label}"
+        folder.config.write_text(space.as_file(point.config, title), encoding="utf-8")
+        self._start()
+
+    def _start(self) -> bool:
+        seed, self._size = self._seeds[0], -1
+        arguments = [f"--config={self._folder.config}", f"--workdir={self._folder.workdir(seed)}"]
+        arguments += [f"--config.{name}={seed}" for name in space.PER_RUN]
+        lock = self._folder.path / "lock"
+        self._run = Run(arguments, log=self._folder.log(seed), lock=lock, env=self.env)
+        return False
+
+    def stop(self) -> None:
+        """Asks the run to save and stop."""
+        self._run.stop()
+
+    def wait(self) -> None:
+        """Until it has stopped."""
+        while self._run.code is None:
+            time.sleep(NAP)
+
+    def progress(self) -> tuple[int, str]:
+        """The point, and how far it is."""
+        steps = self._point.config.train.num_steps
+        seed = f"seed {self._seeds[0]}, " if len(self._settings.seeds) > 1 else ""
+        best = "" if self._best is None else f", {self._settings.objective} {self._best:.4g}"
+        return self.claim.point, f"{self._point.label}: {seed}step {self._step}/{steps}{best}"
+
+    def has_ended(self) -> bool:
+        """Looks after the run; True once the point is through, which its folder then tells, or `lost` to another."""
+        code = self._run.code
+        if code is None and time.monotonic() - self._looked < LOOK:
+            return False
+        self._looked, step = time.monotonic(), self._step
+        self._read_log()
+        if not self._study.renew(self.claim):
+            self.lost = True
+            self._run.kill()
+            return True
+        if code is None:
+            return False
+        if self._hopeless:
+            return self._end(PRUNED, f"after step {max(self._told)}")
+        if code in STOPPED:
+            self._fruitless = 0 if self._step > step else self._fruitless + 1
+            return self._end(FAILED, self._run.reason()) if self._fruitless == FRUITLESS else self._start()
+        if code:
+            return self._end(FAILED, self._run.reason())
+        if self._settings.objective not in (self._folder.result(self._seeds[0], self._settings) or {}):
+            return self._end(FAILED, f"no evaluation has a finite {self._settings.objective}; see {self._run.log}")
+        self._seeds.pop(0)
+        return self._start() if self._seeds else self._end(COMPLETE)
+
+    def _read_log(self) -> None:
+        """What the run has logged since the last look; the first seed's evaluations go to the pruner."""
+        file = self._folder.workdir(self._seeds[0]) / "metrics.jsonl"
+        size = file.stat().st_size if file.exists() else 0
+        if size == self._size:
+            return
+        self._size = size
+        lines = writers.read_metrics(file)
+        self._step = max((line["step"] for line in lines if line["split"] == "train"), default=0)
+        evaluated = evaluations(lines, self._settings.objective)
+        if evaluated:
+            self._best = (min if self._settings.minimizes else max)(evaluated.values())
+        if self._seeds[0] != self._settings.seeds[0]:
+            return
+        for step, value in evaluated.items():
+            if step not in self._told and not self._hopeless:
+                self._told.add(step)
+                if self._study.report(self.claim, step, value) and step < self._point.config.train.num_steps:
+                    self._hopeless = True
+                    self._run.stop()
+
+    def _end(self, state: str, reason: str = "") -> bool:
+        """Written before the study is told: if this process dies in between, nothing is left to do but to tell it."""
+        self._folder.write(self._point, state=state, reason=reason)
+        return True
