@@ -1,5 +1,6 @@
 """What `sweep` and `sweep-report` may be asked to do: flags in, a typed request out."""
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +50,7 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
         options = "--submit: options of submitit, as slurm_partition=gpu,gpus_per_node=1,timeout_min=600"
         flags.DEFINE_list("cluster_options", [], options, flag_values=values)
 
+    _check_installed()
     usage = (
         "usage: sweep --sweep=X --workdir=S [--jobs=1] [--gpus=0,1] [--storage=URL] [--worker]\n"
         "       [--submit=8 --cluster_options=slurm_partition=gpu] [--config.section.field=value ...]"
@@ -88,11 +90,17 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
 
 def parse_report(arguments: Sequence[str]) -> Path:
     """The one word of `sweep-report`: the folder of a sweep."""
+    _check_installed()
     words: list[str] = []
     command_line.parse(arguments, lambda values: None, usage="usage: sweep-report FOLDER", words=words)
     if len(words) != 1:
         raise ValueError(f"sweep-report: expected the folder of a sweep, got {' '.join(words) or 'nothing'}.")
     return _folder(words[0])
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("optuna") is None:
+        raise ValueError("sweep: needs the extra for sweeps: pip install 'flaxformer_lite[sweep]'.")
 
 
 def _folder(name: str) -> Path:

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import random
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Sweep:
     settings = _settings(getattr(module, "SWEEP", {}), file)
     given = [name for name in ("points", "suggest") if hasattr(module, name)]
     if len(given) != 1:
-        raise ValueError(f"{file}: expected one of the functions points(config) and suggest(trial, config), got both.")
+        got = "both" if given else "none"
+        raise ValueError(f"{file}: expected one of the functions points(config) and suggest(trial, config), got {got}.")
     space = lambda trial: _point_of(module, trial, base, file)  # noqa: E731
     if given == ["points"]:
         if settings.sampler != "grid" or settings.trials is not None:
@@ -293,10 +294,3 @@ def as_file(point: Config, title: str) -> str:
         f'"""{title}."""\n\nfrom flaxformer_lite.config import default_config\n\n\n'
         f"def get_config():\n    config = default_config()\n{body}\n    return config\n"
     )
-
-
-def run_configs(point: Config, seeds: Sequence[int]) -> Iterator[tuple[int, Config]]:
-    """Each seed, and the config of its run."""
-    for seed in seeds:
-        train, data = dataclasses.replace(point.train, seed=seed), dataclasses.replace(point.data, seed=seed)
-        yield seed, dataclasses.replace(point, train=train, data=data)

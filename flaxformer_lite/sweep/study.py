@@ -6,6 +6,7 @@ which the system does when a process dies, enqueues the next attempt. That goes 
 folder. Two workers may enqueue it at once: of attempts with the same number the first in the study counts.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import logging
@@ -76,8 +77,9 @@ class Study:
             "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=first_step, reduction_factor=3),
         }
         try:
+            self._storage = _open(folder, storage)
             self._study = optuna.create_study(
-                storage=_open(folder, storage),
+                storage=self._storage,
                 study_name=name,
                 direction="minimize" if minimize else "maximize",
                 pruner=pruners[pruner](),
@@ -91,12 +93,15 @@ class Study:
         self._workers = folder / "workers"
         self._workers.mkdir(parents=True, exist_ok=True)
         self._owner = uuid.uuid4().hex
-        self._life = locked(self._lock_file(self._owner))
-        self._life.__enter__()
+        self._life = contextlib.ExitStack()
+        self._life.enter_context(locked(self._lock_file(self._owner)))
 
     def close(self) -> None:
         """Lets go of what this worker holds."""
-        self._life.__exit__(None, None, None)
+        self._life.close()
+        if isinstance(self._storage, optuna.storages.RDBStorage):
+            self._storage.remove_session()
+            self._storage.engine.dispose()
         self._lock_file(self._owner).unlink(missing_ok=True)
 
     def add(self, points: Sequence[dict[str, Any]]) -> None:
@@ -287,12 +292,11 @@ class JournalLock:
 
     def __init__(self, journal: Path):
         self._journal, self._lock = journal, journal.with_name(f"{journal.name}.lock")
-        self._held = None
+        self._held = contextlib.ExitStack()
 
     def acquire(self) -> bool:
         """Waits for the lock, and mends the journal."""
-        self._held = locked(self._lock)
-        self._held.__enter__()
+        self._held.enter_context(locked(self._lock))
         with self._journal.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
@@ -303,7 +307,7 @@ class JournalLock:
 
     def release(self) -> None:
         """Lets go of it."""
-        self._held.__exit__(None, None, None)
+        self._held.close()
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,315 @@
+"""Sweeps as users run them: processes that train, fail, are killed and go on, and the table at the end."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import runs
+from conftest import made_once
+
+from flaxformer_lite import command_line, commands
+from flaxformer_lite.config import resolve
+from flaxformer_lite.sweep import process
+from flaxformer_lite.sweep.report import TIMES
+from flaxformer_lite.sweep.results import SweepFolder
+
+HEAD = """
+from flaxformer_lite.config import default_config
+SWEEP = {"objective": "loss", "columns": ("accuracy",), **OPTIONS}
+def get_config():
+    config = default_config()
+    config.model.update(d_model=16, num_heads=2, d_ff=24, num_encoder_layers=1, num_decoder_layers=1, max_length=64)
+    config.data.update(train_split="train[:300]", validation_split="validation[:8]", test_split="test[:4]")
+    config.data.update(buckets=(64,), tokens_per_batch=512, vocab_size=512)
+    config.optim.update(schedule="linear", learning_rate=4e-3, warmup_steps=10)
+    config.train.update(num_steps=STEPS, log_every=1, eval_every=10, checkpoint_every=5, decode_examples=0)
+    return config
+"""
+HEADS = "def points(config):\n    return [{'model.num_heads': heads} for heads in (1, 2, 4)]\n"
+CRASHING = (
+    "def points(config):\n"
+    "    rates = {'low': 1e-3, 'wild': 1e30, 'high': 1e-2}\n"
+    "    return [{'optim.learning_rate': rate, 'row': name} for name, rate in rates.items()]\n"
+)
+ONE_DEVICE = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+
+
+def write_sweep(file: Path, points: str, *, steps: int = 20, **options) -> Path:
+    file.write_text(HEAD.replace("STEPS", str(steps)).replace("OPTIONS", repr(options)) + points)
+    return file
+
+
+def start(sweep: Path, folder: Path, *arguments: str, **options) -> subprocess.Popen:
+    return runs.start("sweep", f"--sweep={sweep}", f"--workdir={folder}", *arguments, env=ONE_DEVICE, **options)
+
+
+def finish(sweep: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return runs.run("sweep", f"--sweep={sweep}", f"--workdir={folder}", *arguments, env=ONE_DEVICE)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The rows of results.csv without what measures time."""
+    with (folder / "report" / "results.csv").open(newline="") as file:
+        return [{name: cell for name, cell in row.items() if name not in TIMES} for row in csv.DictReader(file)]
+
+
+def logged(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.glob("points/*/*/metrics.jsonl")}
+
+
+def trains() -> set[int]:
+    """Processes that train for a sweep, by their numbers."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"flaxformer_lite.sweep.leashed" in entry.read_bytes():
+                found.add(int(entry.parent.name))
+        except OSError:
+            pass
+    return found
+
+
+def of_folder(folder: Path) -> set[int]:
+    """Those of `trains` that work below `folder`."""
+    found = set()
+    for pid in trains():
+        try:
+            if str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+        except OSError:
+            pass
+    return found
+
+
+@pytest.fixture(scope="module")
+def crashed_sweep(tmp_path_factory):
+    """A finished sweep of three points, of which one fails in training."""
+
+    def make(folder):
+        sweep = write_sweep(folder.parent / "rates.py", CRASHING)
+        done = finish(sweep, folder)
+        (folder / "out.txt").write_text(done.stdout)
+        (folder / "code.txt").write_text(f"{done.returncode}\n{done.stderr}")
+
+    return made_once(tmp_path_factory, "sweep", make)
+
+
+def test_one_bad_point_among_twelve_is_named_before_any_training(tmp_path):
+    points = "def points(config):\n    return [{'model.num_heads': 1 if n != 7 else 3, 'n': n} for n in range(12)]\n"
+    done = finish(write_sweep(tmp_path / "bad.py", points), tmp_path / "S")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "point 7 (model.num_heads=3, n=7): config.model.num_heads: 3 heads do not divide d_model = 16" in done.stderr
+    assert not (tmp_path / "S").exists()
+
+
+def test_a_point_that_cannot_be_computed_is_named_before_any_training(tmp_path):
+    points = "def points(config):\n    return [{'train.average': None}, {'train.best_metric': 'bleu'}]\n"
+    done = finish(write_sweep(tmp_path / "bad.py", points, objective="accuracy", columns=()), tmp_path / "S")
+    assert done.returncode == 2 and "point 1 (train.best_metric=bleu): config.train.best_metric" in done.stderr
+
+
+def test_a_point_that_crashes_costs_one_point_and_the_report_says_why(crashed_sweep):
+    rows = {row["row"]: row for row in table(crashed_sweep)}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "low": "complete",
+        "wild": "failed",
+        "high": "complete",
+    }
+    code, *errors = (crashed_sweep / "code.txt").read_text().splitlines()
+    assert code == "1" and any("point 1 (optim.learning_rate=1e+30): failed, step " in line for line in errors)
+    report = (crashed_sweep / "report" / "results.md").read_text()
+    assert "- point 1 (optim.learning_rate=1e+30): step " in report and "training has diverged" in report
+    assert (crashed_sweep / "out.txt").read_text().startswith("| point | row | changes | state |")
+
+
+def test_the_table_tells_what_the_logs_of_the_runs_tell(crashed_sweep):
+    (low,) = (row for row in table(crashed_sweep) if row["row"] == "low")
+    lines = runs.lines_of(crashed_sweep / "points" / "0000" / "seed0", "validation")
+    best = min(lines, key=lambda line: (line["loss"], -line["step"]))
+    assert float(low["loss"]) == best["loss"] and float(low["accuracy"]) == best["accuracy"]
+    assert low["best_step"] == str(best["step"]) and low["optim.learning_rate"] == "0.001"
+    workdir = crashed_sweep / "points" / "0000" / "seed0"
+    arrays = runs.checkpoint_arrays(workdir, 20)
+    assert int(low["parameters"]) == sum(a.size for name, a in arrays.items() if name.startswith("params"))
+
+
+def test_the_best_config_is_a_file_that_train_takes(crashed_sweep):
+    file = crashed_sweep / "report" / "best.py"
+    config = commands.parse_train([f"--config={file}"]).config
+    best = min((r for r in SweepFolder(crashed_sweep).rows() if r.runs), key=lambda row: row.mean("loss"))
+    assert config.optim.learning_rate == best.params["optim.learning_rate"]
+    assert config == resolve(command_line.load_config(crashed_sweep / "points" / f"{best.number:04}" / "config.py"))
+
+
+def test_a_finished_sweep_is_left_as_it_is_and_a_changed_file_is_refused(crashed_sweep, tmp_path):
+    sweep, before = write_sweep(tmp_path / "rates.py", CRASHING), logged(crashed_sweep)
+    again = finish(sweep, crashed_sweep)
+    assert again.returncode == 1 and logged(crashed_sweep) == before
+    changed = finish(write_sweep(tmp_path / "rates.py", CRASHING, steps=30), crashed_sweep)
+    assert changed.returncode == 2 and "base.train.num_steps is not what the sweep in" in changed.stderr
+    assert logged(crashed_sweep) == before
+
+
+def test_the_report_is_written_from_the_folder_alone(crashed_sweep):
+    told = (crashed_sweep / "report" / "results.md").read_text()
+    done = runs.run("sweep-report", str(crashed_sweep))
+    assert done.returncode == 0 and done.stdout.startswith(told.rstrip())
+    assert {path.name for path in (crashed_sweep / "report").iterdir()} >= {"runs.csv", "best.py", "parallel.png"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--sweep: expected a sweep's file"),
+        (["--sweep=warmup"], "--workdir: expected a folder for the sweep"),
+        (["--sweep=warmpu", "--workdir=S"], "no such file and no shipped config; did you mean 'warmup'?"),
+        (["--sweep=warmup", "--workdir=S", "--jobs=3", "--gpus=0,1"], "--jobs: expected 2, one for each of --gpus"),
+        (["--sweep=warmup", "--workdir=S", "--study=x"], "--study: goes with --storage"),
+        (["--sweep=warmup", "--workdir=S", "--cluster_options=a=1"], "--cluster_options: goes with --submit"),
+        (["--sweep=warmup", "--workdir=S", "--submit=2", "--cluster_options=gpu"], "expected name=value"),
+        (["--sweep=warmup", "--workdir=S", "--submit=2", "--cluster=cloud"], "--cluster: expected slurm or local"),
+        (["--sweep=warmup", "--workdir=gs://b/S"], "a sweep cannot lie in a bucket"),
+    ],
+)
+def test_a_command_that_would_be_misunderstood_is_refused(arguments, message):
+    from flaxformer_lite.sweep import requests
+
+    with pytest.raises((ValueError, SystemExit)) as caught:
+        requests.parse_sweep(arguments)
+    assert message in str(caught.value)
+
+
+def test_the_folder_of_something_else_is_refused(tmp_path):
+    from flaxformer_lite.sweep import space
+
+    (tmp_path / "S").mkdir()
+    (tmp_path / "S" / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="expected a new folder or that of a sweep"):
+        SweepFolder(tmp_path / "S").begin(space.load(write_sweep(tmp_path / "a.py", HEADS)))
+    with pytest.raises(ValueError, match=r"expected the folder of a sweep, but sweep\.json"):
+        SweepFolder(tmp_path / "S").rows()
+
+
+def test_why_a_run_has_failed_is_told_by_its_last_message_or_by_the_signal(tmp_path):
+    log = tmp_path / "log"
+
+    def reason(code):
+        run = object.__new__(process.Run)
+        run.log, run._stopping, run._lifeline = log, None, None
+        run._process = type("Ended", (), {"poll": lambda self: code})()
+        return run.reason()
+
+    assert reason(3) == f"it said nothing (exit code 3; see {log})"
+    log.write_text("step 1\nerror: too large\nsomething else\n")
+    assert reason(2) == f"too large (exit code 2; see {log})"
+    assert reason(-9) == f"killed by SIGKILL, as a system does that is short of memory; see {log}"
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_five_times_ends_in_the_same_table_bit_for_bit(tmp_path):
+    sweep = write_sweep(tmp_path / "heads.py", HEADS, steps=60, seeds=(0, 3))
+    assert finish(sweep, tmp_path / "undisturbed").returncode == 0
+    folder = tmp_path / "killed"
+    for number, step in ((0, 3), (0, 40), (1, 12), (1, 55), (2, 20)):
+        workdir = folder / "points" / f"{number:04}" / "seed0"
+        with start(sweep, folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as sweeping:
+            runs.wait_until(lambda: runs.last_step(workdir) >= step, sweeping, seconds=300)  # noqa: B023
+            sweeping.send_signal(signal.SIGKILL)
+            sweeping.communicate()
+        deadline = time.monotonic() + 20
+        while of_folder(folder):
+            assert time.monotonic() < deadline, "a training goes on without its sweep"
+            time.sleep(0.05)
+    last = finish(sweep, folder)
+    assert last.returncode == 0, last.stderr
+    assert table(folder) == table(tmp_path / "undisturbed")
+    assert len({row["loss"] for row in table(folder)}) == 3, "the points do not differ"
+    for path, whole in logged(tmp_path / "undisturbed").items():  # and every run's losses
+        workdir = Path(path.replace("undisturbed", "killed")).parent
+        assert runs.losses(workdir) == runs.losses(Path(path).parent) != {}, whole[:0]
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_sweep_saves_its_runs_and_one_to_a_run_only_costs_it_a_restart(tmp_path):
+    sweep, folder = write_sweep(tmp_path / "heads.py", HEADS, steps=400), tmp_path / "S"
+    workdir = folder / "points" / "0000" / "seed0"
+    with start(sweep, folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as sweeping:
+        runs.wait_until(lambda: runs.last_step(workdir) >= 7, sweeping, seconds=300)
+        (training,) = of_folder(folder)
+        os.kill(training, signal.SIGTERM)
+        log = folder / "points" / "0000" / "seed0.log"
+        runs.wait_until(lambda: log.read_text().count("stopped after step") == 1, sweeping)
+        reached = runs.last_step(workdir)
+        runs.wait_until(lambda: runs.last_step(workdir) > reached, sweeping)
+        sweeping.send_signal(signal.SIGTERM)
+        _, errors = sweeping.communicate(timeout=120)
+    assert sweeping.returncode == 143 and b"to go on: the same command" in errors
+    assert log.read_text().count("stopped after step") == 2 and not of_folder(folder)
+    states = [row.state for row in SweepFolder(folder).rows()]
+    assert states == ["waiting"] * 3, "a run that a signal ended is no result"
+
+
+@pytest.mark.slow
+def test_points_that_have_failed_are_run_once_more_when_asked(tmp_path):
+    sweep, folder = write_sweep(tmp_path / "rates.py", CRASHING), tmp_path / "S"
+    assert finish(sweep, folder).returncode == 1
+    before, first = logged(folder), table(folder)
+    again = finish(sweep, folder, "--retry_failed")
+    assert again.returncode == 1 and "point 1 (optim.learning_rate=1e+30): failed" in again.stderr
+    assert "point 0" not in again.stderr and table(folder) == first
+    assert logged(folder) == before, "the run that failed has been made longer, or others were run again"
+
+
+@pytest.mark.slow
+def test_a_hopeless_point_is_ended_early_and_is_in_the_table_as_pruned(tmp_path):
+    points = (
+        "def points(config):\n"
+        "    return [{'optim.learning_rate': rate} for rate in (1e-2, 1.1e-2, 1.2e-2, 1.3e-2, 1e-7)]\n"
+    )
+    sweep = write_sweep(tmp_path / "rates.py", points, steps=40, pruner="median")
+    done = finish(sweep, tmp_path / "S", "--config.train.num_steps=200")
+    assert done.returncode == 0, done.stderr
+    rows = table(tmp_path / "S")
+    assert [row["state"] for row in rows] == ["complete"] * 4 + ["pruned"]
+    assert int(rows[4]["best_step"]) < 200
+    record = json.loads((tmp_path / "S" / "points" / "0004" / "point.json").read_text())
+    assert record["reason"] == "after step 10"
+
+
+@pytest.mark.slow
+def test_points_run_side_by_side_each_with_a_gpu_of_its_own(tmp_path):
+    sweep, folder = write_sweep(tmp_path / "heads.py", HEADS, steps=60), tmp_path / "S"
+    seen = {}
+    with start(sweep, folder, "--gpus=4,7", stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as sweeping:
+
+        def both():
+            for pid in of_folder(folder):
+                try:
+                    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                seen[pid] = [word for word in words if word.startswith(b"CUDA_VISIBLE_DEVICES=")]
+            return len(of_folder(folder)) == 2
+
+        runs.wait_until(both, sweeping)
+        _, errors = sweeping.communicate(timeout=300)
+    assert sweeping.returncode == 0, errors.decode()
+    assert {word for (word,) in seen.values()} == {b"CUDA_VISIBLE_DEVICES=4", b"CUDA_VISIBLE_DEVICES=7"}
+    assert [row["state"] for row in table(folder)] == ["complete"] * 3
+
+
+@pytest.mark.slow
+def test_workers_that_a_scheduler_starts_share_the_points(tmp_path):
+    sweep, folder = write_sweep(tmp_path / "heads.py", HEADS, steps=20), tmp_path / "S"
+    done = finish(sweep, folder, "--submit=2", "--cluster=local", "--cluster_options=timeout_min=10")
+    assert done.returncode == 0 and done.stdout.startswith("2 workers: jobs "), done.stderr
+    deadline = time.monotonic() + 240
+    while not (folder / "report" / "results.csv").exists() or len(table(folder)) < 3:
+        assert time.monotonic() < deadline, [path.read_text() for path in (folder / "cluster").rglob("*.err")]
+        time.sleep(0.5)
+    assert [row["state"] for row in table(folder)] == ["complete"] * 3

@@ -1,0 +1,111 @@
+"""Workers that share a study in a PostgreSQL database: a real server, on loopback."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import runs
+from test_sweep import HEADS, of_folder, start, table, write_sweep
+
+from flaxformer_lite.sweep.results import SweepFolder
+from flaxformer_lite.sweep.study import Study
+
+
+def program(name: str) -> str | None:
+    """A program of PostgreSQL's server, which Debian keeps out of the PATH."""
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return shutil.which(name) or next((str(f / name) for f in folders if (f / name).exists()), None)
+
+
+@pytest.fixture(scope="module")
+def database():
+    """The URL of an empty database."""
+    if program("initdb") is None or program("postgres") is None:
+        pytest.skip("needs PostgreSQL's server: Debian's package postgresql")
+    folder, port = Path(tempfile.mkdtemp(prefix="flaxformer_lite_pg_")), runs.free_port()
+    user = {"user": "nobody"} if os.getuid() == 0 else {}  # the server refuses to run as root
+    if user:
+        shutil.chown(folder, "nobody")
+    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "cwd": folder, **user}
+    made = subprocess.run([program("initdb"), "-D", folder / "data", "-U", "sweeper", "-A", "trust"], **options)
+    assert made.returncode == 0, made.stderr.decode()
+    command = [program("postgres"), "-D", folder / "data", "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen([*command, "-c", "fsync=off"], stdout=log, stderr=log, cwd=folder, **user)
+    try:
+        deadline = time.monotonic() + 60
+        while b"ready to accept connections" not in (folder / "log").read_bytes():
+            assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.1)
+        yield f"postgresql+psycopg://sweeper@127.0.0.1:{port}/postgres"
+    finally:
+        server.send_signal(signal.SIGINT)  # ends its sessions too
+        server.wait(60)
+        shutil.rmtree(folder)
+
+
+def test_a_point_of_a_database_is_handed_out_once_and_a_dead_workers_is_taken_up(database, tmp_path):
+    first, second = (Study(tmp_path, name="claims", points=2, storage=database) for _ in range(2))
+    for study in (first, second):
+        study.add([{"model.num_heads": 1}, {"model.num_heads": 2}])
+    held = first.claim()
+    assert (held.point, second.claim().point, first.claim(), second.claim()) == (0, 1, None, None)
+    first._life.close()  # its lock is let go, as if it had died
+    again = second.claim()
+    assert again.point == 0 and not second.ended()
+    second.finish(again, "complete", 1.5)
+    assert second.states()[0] == ("complete", "")
+    first.close()
+    second.close()
+
+
+@pytest.mark.slow
+def test_two_workers_never_run_the_same_point_and_one_that_is_killed_has_its_point_taken_up(database, tmp_path):
+    sweep = write_sweep(tmp_path / "heads.py", HEADS, steps=300)
+    alone, folder = tmp_path / "alone", tmp_path / "S"
+    with start(sweep, alone, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as undisturbed:
+        _, errors = undisturbed.communicate(timeout=600)
+    assert undisturbed.returncode == 0, errors.decode()
+
+    joined = f"--storage={database}", "--study=heads"
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    most = 0
+
+    def trained() -> dict[int, str]:
+        """The point that each process trains at this moment, by the worker that has started it; none twice."""
+        nonlocal most
+        points = {}
+        for pid in of_folder(folder):
+            with contextlib.suppress(OSError, IndexError):  # it has just ended
+                words = Path(f"/proc/{pid}/cmdline").read_text()
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+                points[parent] = words.split("--workdir=")[1].split("\0")[0]
+        assert len(points) == len(set(points.values())), "two workers train the same point"
+        most = max(most, len(points))
+        return points
+
+    with start(sweep, folder, *joined, **pipes) as first:
+        runs.wait_until(lambda: first.pid in trained(), first)
+        with start(sweep, folder, *joined, "--worker", **pipes) as second:
+            half_way = lambda: {first.pid, second.pid} <= trained().keys() and runs.last_step(  # noqa: E731
+                Path(trained().get(first.pid, "none"))
+            ) in range(10, 200)
+            runs.wait_until(half_way, first, seconds=400)
+            number = int(Path(trained()[first.pid]).parent.name)
+            first.send_signal(signal.SIGKILL)
+            first.communicate()
+            while second.poll() is None:
+                trained()
+                time.sleep(0.05)
+            errors = second.stderr.read().decode()
+    assert second.returncode == 0, errors
+    assert f"point {number}: its worker is gone; it is taken up again" in errors
+    assert [row.state for row in SweepFolder(folder).rows()] == ["complete"] * 3
+    assert table(folder) == table(alone)
+    assert most == 2

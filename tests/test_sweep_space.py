@@ -1,0 +1,187 @@
+"""A sweep's file: its points, what is refused and how, and the walk through a space that stands for Optuna's trials."""
+
+import random
+import re
+
+import pytest
+
+from flaxformer_lite import command_line
+from flaxformer_lite.config import default_config, resolve
+from flaxformer_lite.sweep import space
+from flaxformer_lite.sweep.space import Settings, Walk
+
+HEAD = "from flaxformer_lite.config import default_config\ndef get_config():\n    return default_config()\n"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load_text(text, *overrides):
+        file = tmp_path / "a_sweep.py"
+        file.write_text(HEAD + text)
+        return space.load(file, overrides)
+
+    return load_text
+
+
+def test_listed_points_differ_from_what_they_have_in_common_by_what_they_say(load):
+    sweep = load(
+        "def points(config):\n    return [{'model.num_heads': 4, 'row': 'few'}, {'model.d_ff': 64, 'row': 'thin'}]\n",
+        "--config.model.d_model=256",
+    )
+    few, thin = sweep.points
+    assert few.config == resolve({"model": {"d_model": 256, "num_heads": 4}})
+    assert thin.config == resolve({"model": {"d_model": 256, "d_ff": 64}})
+    assert few.params == {"model.num_heads": 4, "model.d_ff": 2048}  # what any point sets, each point tells
+    assert (few.label, few.notes) == ("model.num_heads=4", {"row": "few"})
+    assert sweep.checked == sweep.points and sweep.settings == Settings()
+
+
+def test_a_point_that_changes_nothing_is_labelled_so(load):
+    (same,) = load("def points(config):\n    return [{'model.num_heads': 8}]\n").points
+    assert same.label == "as it is"
+
+
+def test_every_combination_that_suggest_can_make_is_a_point_and_what_depends_on_a_choice_is_asked_there_alone(load):
+    sweep = load(
+        "def suggest(trial, config):\n"
+        "    config.model.position = trial.suggest_categorical('position', ['rotary', 'relative', 'none'])\n"
+        "    if config.model.position == 'relative':\n"
+        "        config.model.relative_clip = trial.suggest_int('clip', 2, 8, step=3)\n"
+        "    config.model.dropout = trial.suggest_float('dropout', 0.1, 0.3, step=0.2)\n"
+    )
+    positions = [(p.config.model.position, p.config.model.relative_clip, p.config.model.dropout) for p in sweep.points]
+    clips = [("relative", clip) for clip in (2, 5, 8)]
+    expected = [(*kind, drop) for kind in [("rotary", 16), *clips, ("none", 16)] for drop in (0.1, 0.1 + 0.2)]
+    assert positions == expected
+    assert sweep.points[0].params == {"position": "rotary", "dropout": 0.1}
+
+
+def test_a_space_without_end_is_checked_at_its_ends_and_at_random_places_between(load):
+    sweep = load(
+        "SWEEP = {'sampler': 'random', 'trials': 3}\n"
+        "def suggest(trial, config):\n"
+        "    config.optim.learning_rate = trial.suggest_float('rate', 1e-4, 1e-2, log=True)\n"
+        "    config.model.num_heads = trial.suggest_categorical('heads', [1, 8])\n"
+    )
+    assert sweep.points is None
+    rates = {(point.config.optim.learning_rate, point.config.model.num_heads) for point in sweep.checked}
+    assert {(rate, heads) for rate in (1e-4, 1e-2) for heads in (1, 8)} <= rates
+    between = [rate for rate, _ in rates if 1e-4 < rate < 1e-2]
+    assert len(between) > 100 and 0.3 < sum(rate < 1e-3 for rate in between) / len(between) < 0.7  # even in the log
+
+
+def test_a_grid_over_a_range_without_steps_is_refused(load):
+    text = "def suggest(trial, config):\n    config.model.dropout = trial.suggest_float('drop', 0.0, 0.3)\n"
+    with pytest.raises(ValueError, match=r"a_sweep.py: SWEEP\['sampler'\]: 'grid' tries every combination"):
+        load(text)
+
+
+def test_the_points_that_are_wrong_are_named_and_counted(load):
+    with pytest.raises(ValueError) as caught:
+        load("def points(config):\n    return [{'model.num_heads': heads} for heads in range(1, 12)]\n")
+    first, *lines = str(caught.value).splitlines()
+    assert first.endswith("a_sweep.py: nothing was trained.")
+    assert lines[0].startswith("point 2 (model.num_heads=3): config.model.num_heads: 3 heads do not divide d_model")
+    assert [re.match(r"point (\d+)", line)[1] for line in lines[:-1]] == ["2", "4", "5", "6", "8"]
+    assert lines[-1] == "... and 2 more"
+
+
+def test_what_suggest_makes_that_is_wrong_is_named_by_its_answers(load):
+    with pytest.raises(ValueError, match=r"\nheads=3: config.model.num_heads: 3 heads do not divide"):
+        load("def suggest(trial, config):\n    config.model.num_heads = trial.suggest_categorical('heads', [2, 3])\n")
+
+
+POINTS = "def points(config):\n    return [{}]\n"
+WRONG = [
+    ("", "expected one of the functions points(config) and suggest(trial, config)"),
+    (POINTS + "def suggest(trial, config): pass\n", "expected one of the functions"),
+    (
+        "SWEEP = {'objectiv': 'loss'}\n" + POINTS,
+        "SWEEP['objectiv']: there is no such setting; did you mean 'objective'?",
+    ),
+    ("SWEEP = {'objective': 'speed'}\n" + POINTS, "SWEEP['objective']: expected one of ('loss',"),
+    ("SWEEP = {'direction': 'up'}\n" + POINTS, "SWEEP['direction']: expected one of (None, 'minimize'"),
+    ("SWEEP = {'seeds': 3}\n" + POINTS, "SWEEP['seeds']: expected a tuple of int, got 3"),
+    ("SWEEP = {'seeds': (1, 1)}\n" + POINTS, "SWEEP['seeds']: expected different numbers from 0 on, got (1, 1)"),
+    ("SWEEP = {'columns': 'bleu'}\n" + POINTS, "SWEEP['columns']: expected a tuple of str, got 'bleu'"),
+    ("SWEEP = {'sampler': 'tpe'}\n" + POINTS, "SWEEP['trials']: expected how many points"),
+    ("SWEEP = {'trials': 5}\n" + POINTS, "SWEEP['trials']: expected how many points"),
+    ("SWEEP = {'sampler': 'tpe', 'trials': 5}\n" + POINTS, "SWEEP: sampler and trials go with suggest"),
+    ("SWEEP = ['loss']\n" + POINTS, "SWEEP: expected a dict with objective"),
+    ("def points(config):\n    return []\n", "points(config): expected a list of dicts"),
+    ("def points(config):\n    return {'model.d_ff': 3}\n", "points(config): expected a list of dicts"),
+    ("def points(config):\n    return [1 / 0]\n", "a_sweep.py:5: ZeroDivisionError: division by zero"),
+    (
+        "def points(config):\n    return [{'modl.d_ff': 3}]\n",
+        "modl.d_ff: there is no such section; did you mean 'model'?",
+    ),
+    ("def points(config):\n    return [{'model.dff': 3}]\n", "model.dff: there is no such field; did you mean 'd_ff'?"),
+    ("def points(config):\n    return [{'model.d_ff': 'wide'}]\n", "point 0 (model.d_ff=wide): "),
+    ("def points(config):\n    return [{'train.seed': 3}]\n", "train.seed: is set by SWEEP['seeds']; leave it out"),
+    ("def suggest(trial, config):\n    config.data.seed = 3\n", "config.data.seed is set by SWEEP['seeds']"),
+    ("def suggest(trial, config):\n    trial.suggest_number('a', 3)\n", "a_sweep.py:5: AttributeError: 'Walk' object"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+def test_a_file_that_is_wrong_is_refused_by_a_message_that_says_where(load, text, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load(text)
+    assert "a_sweep.py" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "minimizes"),
+    [
+        ({}, True),
+        ({"objective": "perplexity"}, True),
+        ({"objective": "bleu"}, False),
+        ({"objective": "bleu", "direction": "minimize"}, True),
+        ({"direction": "maximize"}, False),
+    ],
+)
+def test_what_is_better_follows_from_the_objective_unless_it_is_said(given, minimizes):
+    assert Settings(**given).minimizes == minimizes
+
+
+def test_a_walk_answers_the_same_question_alike_and_goes_through_all_options():
+    answers, path = [], []
+    while path is not None:
+        walk = Walk(path)
+        first = walk.suggest_categorical("a", "xy"), walk.suggest_int("b", 1, 3)
+        answers.append(first)
+        assert walk.suggest_categorical("a", "xy") == first[0] and walk.whole
+        path = walk.next_path()
+    assert answers == [(a, b) for a in "xy" for b in (1, 2, 3)]
+
+
+def test_a_random_walk_stays_within_its_ranges_and_a_range_of_one_number_has_an_end():
+    walk = Walk([], random.Random(3))
+    assert 0.5 <= walk.suggest_float("a", 0.5, 0.7) <= 0.7 and not walk.whole
+    single = Walk([])
+    assert single.suggest_float("a", 0.5, 0.5) == 0.5 and single.whole
+
+
+def test_a_point_written_as_a_file_is_the_same_config_again(load, tmp_path):
+    (point,) = load(
+        "def points(config):\n    return [{'data.buckets': (16, 40), 'optim.clip_norm': 0.5, 'model.d_head': None}]\n"
+    ).points
+    file = tmp_path / "point.py"
+    file.write_text(space.as_file(point.config, "A point"))
+    assert resolve(command_line.load_config(file)) == point.config != resolve(default_config())
+
+
+@pytest.mark.parametrize(("name", "file"), sorted(command_line.shipped_configs("sweeps").items()))
+def test_a_shipped_sweep_can_be_read_and_tells_its_command(name, file):
+    assert len(space.load(file).points) >= 7
+    assert f"Command   flaxformer-lite sweep --sweep={name}" in file.read_text(encoding="utf-8")
+
+
+def test_the_rows_of_table_3_keep_the_ratios_of_the_paper():
+    sweep = space.load(command_line.find_config("table3", kind="sweeps"), ["--config.model.d_model=256"])
+    rows = {point.notes["row"]: point.config.model for point in sweep.points}
+    assert len(rows) == 20
+    assert (rows["(A) h=32"].num_heads, rows["(A) h=32"].d_head) == (32, 8)  # 16 in the paper, at twice the width
+    assert (rows["(C) N=8"].num_encoder_layers, rows["(C) d=1024"].d_model) == (4, 512)
+    assert (rows["big"].d_ff, rows["big"].num_heads, rows["big"].dropout) == (2048, 16, 0.3)
+    assert rows["(E) learned"].position == "learned" and rows["base"].position == "sinusoidal"

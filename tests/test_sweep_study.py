@@ -1,0 +1,212 @@
+"""Who runs which point: claims, attempts and leases, on the journal that a sweep keeps by default."""
+
+import collections
+import concurrent.futures
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flaxformer_lite.sweep import study as study_lib
+from flaxformer_lite.sweep.study import JOURNAL, Study, importances
+
+POINTS = [{"model.num_heads": heads} for heads in (1, 2, 4)]
+
+
+@pytest.fixture
+def open_study(tmp_path):
+    opened = []
+
+    def open_one(**options):
+        options = {"name": "s", "points": len(POINTS), **options}
+        opened.append(Study(tmp_path, **options))
+        return opened[-1]
+
+    yield open_one
+    for study in opened:
+        study.close()
+
+
+def states(study):
+    return {number: state for number, (state, _) in study.states().items()}
+
+
+def test_each_point_is_handed_out_once_and_its_end_is_known_to_all(open_study):
+    first, second = open_study(), open_study()
+    first.add(POINTS)
+    second.add(POINTS)  # as every worker does that starts
+    one, two, three = first.claim(), second.claim(), first.claim()
+    assert [each.point for each in (one, two, three)] == [0, 1, 2]
+    assert second.claim() is None and first.claim() is None
+    first.finish(one, "complete", 3.0)
+    second.finish(two, "failed", reason="no memory")
+    assert first.states() == second.states() == {0: ("complete", ""), 1: ("failed", "no memory"), 2: ("running", "")}
+    assert not first.ended()
+    first.finish(three, "pruned")
+    assert second.ended()
+
+
+def test_a_point_that_is_let_go_is_another_workers_with_its_parameters(open_study):
+    first, second = open_study(), open_study()
+    first.add(POINTS)
+    claims = [first.claim() for _ in POINTS]
+    claims[1].trial.suggest_categorical("model.num_heads", [1, 2, 4])
+    first.release(claims[1])
+    again = second.claim()
+    assert again.point == 1 and again.trial.suggest_categorical("model.num_heads", [1, 2, 4]) == 2
+    assert not first.ended() and states(first)[1] == "running"
+
+
+def test_a_worker_whose_process_is_gone_loses_its_point_at_once(open_study, tmp_path):
+    script = (
+        "import sys, time, pathlib\nfrom flaxformer_lite.sweep.study import Study\n"
+        f"study = Study(pathlib.Path({str(tmp_path)!r}), name='s', points=3)\n"
+        "study.add([{'model.num_heads': 1}] * 3)\nprint(study.claim().point, flush=True)\ntime.sleep(600)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"0\n"
+        study = open_study()
+        assert [study.claim().point, study.claim().point, study.claim()] == [1, 2, None]
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        assert study.claim().point == 0
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_lease_that_is_renewed_holds_and_one_that_is_not_runs_out(open_study, monkeypatch):
+    """The clock is the observer's own, so that hosts may disagree about the time."""
+    monkeypatch.setattr(study_lib, "LEASE", 1.0)
+    monkeypatch.setattr(study_lib, "RENEWAL", 0.2)
+    first, second = open_study(), open_study()
+    first.add(POINTS[:1])
+    held = first.claim()
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        assert first.renew(held) and second.claim() is None
+        time.sleep(0.05)
+    deadline = time.monotonic() + 10
+    while (taken := second.claim()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert taken.point == 0
+    assert not first.renew(held), "the first worker does not learn that its point is another's"
+    first.finish(held, "complete", 1.0)  # too late, and ignored
+    assert states(second) == {0: "running"}
+
+
+def test_of_two_workers_that_take_up_the_same_point_one_gets_it(open_study):
+    first, second, third = open_study(), open_study(), open_study()
+    first.add(POINTS[:1])
+    held = first.claim()
+    stale = third._latest()[0]
+    second._retry(stale)
+    third._retry(stale)  # has not seen what the second did
+    assert second.claim().point == held.point == 0
+    assert third.claim() is None
+    assert states(first) == {0: "running"}
+
+
+def test_a_crowd_of_workers_runs_each_suggested_point_once(open_study):
+    studies = [open_study(sampler="random", points=40) for _ in range(4)]
+
+    def work(study):
+        points = []
+        while claimed := study.claim():
+            claimed.trial.suggest_float("x", 0, 1)
+            points.append(claimed.point)
+            study.finish(claimed, "complete", float(claimed.point))
+        return points
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        done = collections.Counter(point for points in pool.map(work, studies) for point in points)
+    assert done == collections.Counter(range(40))
+    assert all(study.ended() for study in studies)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_study_that_is_opened_anew_for_each_point_suggests_what_one_does_that_never_closed(tmp_path, sampler):
+    def suggest(study):
+        claimed = study.claim()
+        x = claimed.trial.suggest_float("x", 0, 1)
+        study.finish(claimed, "complete", (x - 0.3) ** 2)
+        return x
+
+    def open_one(folder, **options):
+        folder.mkdir(exist_ok=True)
+        return Study(folder, name="s", points=15, sampler=sampler, **options)
+
+    def all_at_once(folder, **options):
+        study = open_one(folder, **options)
+        found = [suggest(study) for _ in range(15)]
+        study.close()
+        return found
+
+    one_by_one = []
+    for _ in range(15):
+        study = open_one(tmp_path / "b")
+        one_by_one.append(suggest(study))
+        study.close()
+    assert all_at_once(tmp_path / "a") == one_by_one
+    assert len(set(one_by_one)) == 15 and all_at_once(tmp_path / "c", seed=1) != one_by_one
+
+
+def test_a_journal_with_half_a_line_at_its_end_is_mended_by_the_next_worker(open_study, tmp_path):
+    first = open_study()
+    first.add(POINTS)
+    first.finish(first.claim(), "complete", 2.0)
+    journal = tmp_path / JOURNAL
+    whole = journal.read_bytes()
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 8, "worker_id": "gone", "tri')  # killed while it wrote
+    second = open_study()
+    assert second.claim().point == 1
+    assert journal.read_bytes().startswith(whole) and b"gone" not in journal.read_bytes()
+    assert states(first) == {0: "complete", 1: "running", 2: "waiting"}
+
+
+def test_points_that_failed_can_be_tried_once_more(open_study):
+    study = open_study()
+    study.add(POINTS)
+    study.finish(study.claim(), "failed", reason="no memory")
+    study.finish(study.claim(), "complete", 1.0)
+    assert study.retry_failed() == [0]
+    assert [study.claim().point, study.claim().point, study.claim()] == [2, 0, None]
+    assert study.retry_failed() == []
+
+
+def test_a_point_that_is_worse_than_half_of_the_others_has_no_hope(open_study):
+    study = open_study(pruner="median", points=6, sampler="random")
+    for value in (1.0, 2.0, 3.0, 4.0):
+        good = study.claim()
+        assert not study.report(good, 100, value)
+        study.finish(good, "complete", value)
+    worse, better = study.claim(), study.claim()
+    assert study.report(worse, 100, 3.5) and not study.report(better, 100, 1.5)
+
+
+def test_halving_lets_go_on_whoever_is_among_the_best_third_of_those_that_have_come_so_far(open_study):
+    study = open_study(pruner="halving", points=9, sampler="random", first_step=100)
+    claims = [study.claim() for _ in range(9)]
+    values = [5.0, 6.0, 4.0, 4.5, 7.0, 4.2, 3.0, 9.0, 8.0]
+    pruned = [study.report(each, 100, value) for each, value in zip(claims, values, strict=True)]
+    assert pruned == [False, True, False, True, True, False, False, True, True]
+
+
+def test_a_storage_that_cannot_be_used_is_named(open_study):
+    with pytest.raises(ValueError, match="--storage=nosuchdatabase://here: cannot be used: "):
+        open_study(storage="nosuchdatabase://here")
+
+
+def test_the_parameter_that_matters_is_found_to_matter():
+    points = [
+        ({"heads": heads, "rate": rate, "same": 1}, abs(rate - 1e-3) + heads * 1e-9)
+        for heads in (1, 2, 4, 8)
+        for rate in (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+    ]
+    shares = importances(points, minimize=True)
+    assert shares.keys() == {"heads", "rate"} and shares["rate"] > shares["heads"]
