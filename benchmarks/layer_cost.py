@@ -15,7 +15,7 @@ logarithms: of FLOPs over all lengths or widths, of time and memory over the las
 over the widths from 512 on; the length grows at width 64 for attention, at 512 for the others.
 
     python benchmarks/layer_cost.py --output=docs/layer_cost.png
-    python benchmarks/layer_cost.py --lengths 64 128 256 512 --widths 64 512 1024     # a minute
+    python benchmarks/layer_cost.py --lengths 64 128 256 512 --widths 64 512 1024     # less of it
 """
 
 import argparse
@@ -23,6 +23,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import resource
 import statistics
 import tempfile
 import time
@@ -264,13 +265,19 @@ class Point:
     temporary: int  # bytes
     calls: int = 1  # a turn
     seconds: list[float] = dataclasses.field(default_factory=list)  # a call, by turn
+    fresh: list[float] = dataclasses.field(default_factory=list)  # bytes a call new from the system, by turn
+    system: list[float] = dataclasses.field(default_factory=list)  # share of the processor's time in the system
 
     def turn(self) -> float:
         """Seconds a call, over some calls one after another."""
-        started = time.perf_counter()
+        before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         for _ in range(self.calls):
             jax.block_until_ready(self.run())
-        return (time.perf_counter() - started) / self.calls
+        taken, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
+        system, user = after.ru_stime - before.ru_stime, after.ru_utime - before.ru_utime
+        self.fresh.append((after.ru_minflt - before.ru_minflt) * resource.getpagesize() / self.calls)
+        self.system.append(system / max(1e-9, system + user))
+        return taken / self.calls
 
 
 @functools.lru_cache
@@ -310,6 +317,8 @@ def measure(lengths: Sequence[int], widths: Sequence[int], *, repeats: int, limi
     for point in points:
         if point.turn() < SLICE:  # the first is not counted: it touches the memory for the first time
             point.calls = math.ceil(SLICE / point.turn())
+        point.fresh.clear()
+        point.system.clear()
     for _ in range(repeats):
         for point in points:
             point.seconds.append(point.turn())
@@ -399,17 +408,26 @@ def exponents_table(points: Sequence[Point], lengths: Sequence[int], widths: Seq
 
 
 def rate_note(points: Sequence[Point], variable: str) -> str:
-    """A line about an exponent of time that is off: the FLOPs a second at each of its points; or nothing."""
+    """A line about an exponent of time that is off, with what went along with it at each of its points; or nothing.
+
+    New memory is what a call touches for the first time: the system clears its pages, which is no work of the layer.
+    """
     found = exponent(points, variable, median_seconds)
     if not points or not abs(found - points[0].layer.exponents[variable]) > TOLERANCE:
         return ""
-    rates = []
-    for point in points:
-        work = flops(jaxpr_of(point.layer, point.length, point.width, point.gradients))
-        rates.append(f"{work / median_seconds(point) / 1e9:.1f}")
+    rates, fresh, system, weights = [], [], [], []
+    for p in points:
+        work = flops(jaxpr_of(p.layer, p.length, p.width, p.gradients))
+        rates.append(f"{work / median_seconds(p) / 1e9:.1f}")
+        fresh.append(f"{statistics.median(p.fresh) / 2**20:.0f}")
+        system.append(f"{statistics.median(p.system):.0%}")
+        weights.append(f"{sum(x.nbytes for x in jax.tree.leaves(params_of(p.layer, p.width))) / 2**20:.0f}")
     mode = "gradients" if points[0].gradients else "forward"
     by = f"n = {points[0].length:,} to {points[-1].length:,}" if variable == "n" else f"d = {WIDE} on"
-    return f"\\* {points[0].layer.name}, {mode}, {variable}^{found:.2f}: {', '.join(rates)} GFLOP/s at {by}\n"
+    note = f"\\* {points[0].layer.name}, {mode}, {variable}^{found:.2f}: {', '.join(rates)} GFLOP/s at {by}; "
+    if points[0].layer.sequential == "n" and variable == "d":
+        note += f"each step reads its weights, {', '.join(weights)} MiB; "
+    return note + f"new memory {', '.join(fresh)} MiB a call, {', '.join(system)} of the time in the system\n"
 
 
 def times_table(points: Sequence[Point], gradients: bool) -> Iterator[str]:
