@@ -247,6 +247,28 @@ def scores_over_length(
 
 
 @matplotlib.rc_context(STYLE)
+def costs_over_length(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]) -> Figure:
+    """Panel to layer to length to measurements, both axes logarithmic: the median, the lowest to the highest a band."""
+    figure, axes = _panels(len(panels), columns=3, width=4, height=3.2)
+    layers = dict.fromkeys(layer for curves in panels.values() for layer in curves)
+    looks = dict(zip(layers, itertools.cycle(zip(COLOURS, "osD^vPX", strict=True)), strict=False))
+    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
+        for layer, costs in curves.items():
+            colour, marker = looks[layer]
+            lengths = sorted(costs)
+            median, low, high = ([of(costs[length]) for length in lengths] for of in (np.median, np.min, np.max))
+            panel.plot(lengths, median, "-", color=colour, marker=marker, markersize=4, label=layer)
+            panel.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.set_xscale("log", base=2)
+        panel.set(title=title, xlabel="length", yscale="log")
+        for axis in (panel.xaxis, panel.yaxis):  # powers in plain text: what is between dollar signs stays so
+            axis.set_major_formatter("{x:g}")
+    handles = [Line2D([], [], color=colour, marker=marker, label=layer) for layer, (colour, marker) in looks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
 def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> Figure:
     """How often each class (row) was taken for each class (column): counts, and shares of the row as shades."""
     share_CC = counts_CC / np.maximum(1, counts_CC.sum(axis=1, keepdims=True))

@@ -63,6 +63,9 @@ FIGURES = {
     "scores_over_length": lambda: plots.scores_over_length(
         {"alibi": {7: [0.5, 1.0], 5: [1.0]}, "rotary": {7: [0.25], 11: [0.0]}}, trained_up_to=7, ylabel="exact match"
     ),
+    "costs_over_length": lambda: plots.costs_over_length(
+        {name: {"attention": {7: [3, 2, 5], 5: [1]}, "a recurrent layer": {5: [2, 8]}} for name in "abcde"}
+    ),
     "confusion": lambda: plots.confusion(np.array([[1009, 1], [0, 7]]), ["a rather long name", "another"]),
 }
 every_figure = pytest.mark.parametrize("name", FIGURES)
@@ -343,6 +346,19 @@ def test_scores_over_length_are_the_mean_of_the_seeds_within_the_lowest_and_the_
     assert drawn["trained up to 7"] == [[7, 0], [7, 1]]
     band = panel.collections[0].get_paths()[0].vertices
     assert {tuple(corner) for corner in band} == {(5, 1.0), (7, 0.5), (7, 1.0)}
+
+
+def test_costs_over_length_are_medians_within_the_lowest_and_the_highest_a_colour_a_layer():
+    figure = FIGURES["costs_over_length"]()
+    assert [panel.get_title() for panel in figure.axes] == list("abcde")
+    for panel in figure.axes:
+        assert curves(panel) == {"attention": [[5, 1], [7, 3]], "a recurrent layer": [[5, 5]]}
+        assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
+        band = panel.collections[0].get_paths()[0].vertices
+        assert {tuple(corner) for corner in band} == {(5, 1), (7, 2), (7, 5)}
+        assert [line.get_color() for line in panel.lines] == list(plots.COLOURS[:2])
+    (legend,) = figure.legends
+    assert words(legend.get_texts()) == ["attention", "a recurrent layer"]
 
 
 def test_a_confusion_table_shows_counts_and_shares_of_the_row():
