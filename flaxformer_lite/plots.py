@@ -249,7 +249,7 @@ def scores_over_length(
 @matplotlib.rc_context(STYLE)
 def costs_over_length(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]) -> Figure:
     """Panel to layer to length to measurements, both axes logarithmic: the median, the lowest to the highest a band."""
-    figure, axes = _panels(len(panels), columns=3, width=4, height=3.2)
+    figure, axes = new_panels(len(panels), columns=3, width=4, height=3.2)
     layers = dict.fromkeys(layer for curves in panels.values() for layer in curves)
     looks = dict(zip(layers, itertools.cycle(zip(COLOURS, "osD^vPX", strict=True)), strict=False))
     for panel, (title, curves) in zip(axes, panels.items(), strict=True):
