@@ -115,7 +115,9 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
         flags.DEFINE_string("config", None, "a config file, or the name of a shipped one", flag_values=values)
         flags.DEFINE_string("workdir", None, "folder of the run; default: a new one under runs/", flag_values=values)
         flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0", flag_values=values)
-        flags.DEFINE_integer("num_processes", None, "processes of this run", flag_values=values)
+        flags.DEFINE_integer(
+            "num_processes", None, "processes of this run; 1 alone: it looks for no others", flag_values=values
+        )
         flags.DEFINE_integer("process_id", None, "number of this process, from 0", flag_values=values)
 
     usage = "usage: train [--config=X] [--workdir=W] [--config.section.field=value ...]"

@@ -15,6 +15,7 @@ from test_sweep import HEADS, of_folder, start, table, write_sweep
 
 from flaxformer_lite.sweep.results import SweepFolder
 from flaxformer_lite.sweep.study import Study
+from flaxformer_lite.training import writers
 
 
 def program(name: str) -> str | None:
@@ -23,31 +24,53 @@ def program(name: str) -> str | None:
     return shutil.which(name) or next((str(f / name) for f in folders if (f / name).exists()), None)
 
 
+class Server:
+    """A server with an empty database, at `url`."""
+
+    def __init__(self, folder: Path, user: dict[str, str]):
+        self._folder, self._user, self._port = folder, user, runs.free_port()
+        self.url = f"postgresql+psycopg://sweeper@127.0.0.1:{self._port}/postgres"
+
+    def start(self) -> None:
+        log, folder = self._folder / "log", self._folder
+        where = ["-D", folder / "data", "-p", str(self._port), "-k", folder, "-h", "127.0.0.1", "-c", "fsync=off"]
+        with log.open("wb") as output:
+            options = {"stdout": output, "stderr": output, "cwd": folder, **self._user}
+            self._process = subprocess.Popen([program("postgres"), *where], **options)
+        deadline = time.monotonic() + 60
+        while b"ready to accept connections" not in log.read_bytes():
+            assert self._process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGINT)  # ends its sessions too
+        self._process.wait(60)
+
+
 @pytest.fixture(scope="module")
-def database():
-    """The URL of an empty database."""
+def server():
     if program("initdb") is None or program("postgres") is None:
         pytest.skip("needs PostgreSQL's server: Debian's package postgresql")
-    folder, port = Path(tempfile.mkdtemp(prefix="flaxformer_lite_pg_")), runs.free_port()
+    folder = Path(tempfile.mkdtemp(prefix="flaxformer_lite_pg_"))
     user = {"user": "nobody"} if os.getuid() == 0 else {}  # the server refuses to run as root
     if user:
         shutil.chown(folder, "nobody")
-    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "cwd": folder, **user}
-    made = subprocess.run([program("initdb"), "-D", folder / "data", "-U", "sweeper", "-A", "trust"], **options)
+    command = [program("initdb"), "-D", folder / "data", "-U", "sweeper", "-A", "trust"]
+    made = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder, **user)
     assert made.returncode == 0, made.stderr.decode()
-    command = [program("postgres"), "-D", folder / "data", "-p", str(port), "-k", str(folder), "-h", "127.0.0.1"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen([*command, "-c", "fsync=off"], stdout=log, stderr=log, cwd=folder, **user)
+    started = Server(folder, user)
+    started.start()
     try:
-        deadline = time.monotonic() + 60
-        while b"ready to accept connections" not in (folder / "log").read_bytes():
-            assert server.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.1)
-        yield f"postgresql+psycopg://sweeper@127.0.0.1:{port}/postgres"
+        yield started
     finally:
-        server.send_signal(signal.SIGINT)  # ends its sessions too
-        server.wait(60)
+        started.stop()
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def database(server):
+    """The URL of a database."""
+    return server.url
 
 
 def test_a_point_of_a_database_is_handed_out_once_and_a_dead_workers_is_taken_up(database, tmp_path):
@@ -93,9 +116,11 @@ def test_two_workers_never_run_the_same_point_and_one_that_is_killed_has_its_poi
     with start(sweep, folder, *joined, **pipes) as first:
         runs.wait_until(lambda: first.pid in trained(), first)
         with start(sweep, folder, *joined, "--worker", **pipes) as second:
-            half_way = lambda: {first.pid, second.pid} <= trained().keys() and runs.last_step(  # noqa: E731
-                Path(trained().get(first.pid, "none"))
-            ) in range(10, 200)
+
+            def half_way() -> bool:
+                points = trained()
+                return {first.pid, second.pid} <= points.keys() and 10 <= runs.last_step(Path(points[first.pid])) < 200
+
             runs.wait_until(half_way, first, seconds=400)
             number = int(Path(trained()[first.pid]).parent.name)
             first.send_signal(signal.SIGKILL)
@@ -109,3 +134,26 @@ def test_two_workers_never_run_the_same_point_and_one_that_is_killed_has_its_poi
     assert [row.state for row in SweepFolder(folder).rows()] == ["complete"] * 3
     assert table(folder) == table(alone)
     assert most == 2
+
+
+@pytest.mark.slow
+def test_a_database_that_is_away_for_a_while_costs_no_point(server, tmp_path):
+    sweep, folder = write_sweep(tmp_path / "heads.py", HEADS, steps=150), tmp_path / "S"
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    with start(sweep, folder, f"--storage={server.url}", "--study=away", **pipes) as sweeping:
+        workdir = folder / "points" / "0000" / "seed0"
+        runs.wait_until(lambda: runs.last_step(workdir) >= 5, sweeping)
+
+        def ended() -> bool:
+            return any(line["split"] == "test" for line in writers.read_metrics(workdir / "metrics.jsonl"))
+
+        server.stop()
+        try:
+            runs.wait_until(ended, sweeping)
+            time.sleep(3)
+        finally:
+            server.start()
+        _, errors = sweeping.communicate(timeout=300)
+    assert sweeping.returncode == 0, errors.decode()
+    assert errors.count(b"cannot be used for now") == 1 and b"its worker is gone" not in errors
+    assert [row.state for row in SweepFolder(folder).rows()] == ["complete"] * 3

@@ -80,7 +80,7 @@ class SweepFolder:
         }
         record = json.loads(json.dumps(record))
         if not self.record.exists():
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or any(map(_is_strange, self.path.iterdir()))):
                 raise ValueError(f"--workdir={self.path}: expected a new folder or that of a sweep; choose another.")
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -189,6 +189,11 @@ def evaluations(lines: list[dict[str, Any]], metric: str) -> dict[int, float]:
     return {
         line["step"]: line[metric] for line in lines if line["split"] == "validation" and line.get(metric) is not None
     }
+
+
+def _is_strange(entry: Path) -> bool:
+    """Whether it is something else than what another worker is about to write."""
+    return not entry.name.startswith("sweep.json")
 
 
 def _plain(point: Point) -> dict[str, Any]:

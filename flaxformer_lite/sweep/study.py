@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import sqlalchemy.exc
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
@@ -25,8 +26,10 @@ from flaxformer_lite.places import locked
 
 LEASE = 120.0  # seconds without a sign of life after which a point is another worker's to take up
 RENEWAL = 30.0  # seconds between signs of life
+ATTEMPTS = 3  # at opening the storage, a second apart
 JOURNAL = "journal.log"
 COMPLETE, PRUNED, FAILED, RUNNING, WAITING = "complete", "pruned", "failed", "running", "waiting"
+AWAY = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, OSError)  # the storage, for now
 ENDED = {TrialState.COMPLETE: COMPLETE, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
 
 
@@ -76,18 +79,22 @@ class Study:
             "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=4),
             "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(min_resource=first_step, reduction_factor=3),
         }
-        try:
-            self._storage = _open(folder, storage)
-            self._study = optuna.create_study(
-                storage=self._storage,
-                study_name=name,
-                direction="minimize" if minimize else "maximize",
-                pruner=pruners[pruner](),
-                load_if_exists=True,
-            )
-        except Exception as error:  # of the database's driver, or of the network
-            where = storage or folder / JOURNAL
-            raise ValueError(f"--storage={where}: cannot be used: {_first_line(error)}") from error
+        for attempt in range(ATTEMPTS):  # workers that start at once make the tables of a database in each other's way
+            try:
+                self._storage = _open(folder, storage)
+                self._study = optuna.create_study(
+                    storage=self._storage,
+                    study_name=name,
+                    direction="minimize" if minimize else "maximize",
+                    pruner=pruners[pruner](),
+                    load_if_exists=True,
+                )
+                break
+            except Exception as error:  # of the database's driver, or of the network
+                if attempt == ATTEMPTS - 1 or not isinstance(error, AWAY):
+                    where = storage or folder / JOURNAL
+                    raise ValueError(f"--storage={where}: cannot be used: {_first_line(error)}") from error
+                time.sleep(1)
         self._count, self._sampler, self._seed, self._together = points, sampler, seed, together
         self._seen: dict[int, tuple[Any, float]] = {}  # number of a trial: its lease, and since when it has been so
         self._workers = folder / "workers"

@@ -1,5 +1,6 @@
 """A worker: takes points of a sweep, trains them in processes of their own, and tells the study how they went."""
 
+import contextlib
 import statistics
 import time
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from flaxformer_lite.sweep.board import Board
 from flaxformer_lite.sweep.process import STOPPED, Run
 from flaxformer_lite.sweep.results import COMPLETE, ENDED, FAILED, PRUNED, PointFolder, SweepFolder, evaluations
 from flaxformer_lite.sweep.space import Point, Sweep
-from flaxformer_lite.sweep.study import Claim, Study
+from flaxformer_lite.sweep.study import AWAY, LEASE, Claim, Study
 from flaxformer_lite.training import writers
 from flaxformer_lite.training.interrupt import Interrupt
 
@@ -32,37 +33,62 @@ class Worker:
         self._sweep, self._folder, self._study, self._board = sweep, folder, study, board
         self._free = [{"CUDA_VISIBLE_DEVICES": gpus[job]} if gpus else {} for job in range(jobs)]
         self._active: list[_Active] = []
+        self._claimed: Claim | None = None  # what is not yet at work
+        self._looked = -LOOK  # when the study was last asked for a point
 
     def work(self) -> int:
         """Goes on until all points have ended, here or with another worker; returns 0, or a signal's exit code.
 
         A signal has the runs save what they have; their points are left to whoever comes next.
+
+        Raises:
+          ValueError: the study's storage has been away for as long as a lease lasts.
         """
-        looked = -LOOK
+        away_since = None
         with Interrupt() as interrupt:
             try:
                 while not interrupt.requested:
-                    if self._free and time.monotonic() - looked >= LOOK:
-                        looked = time.monotonic()
-                        if not self._fill() and self._study.ended():
+                    try:
+                        if self._look():
                             break
-                    for each in list(self._active):
-                        if each.has_ended():
-                            if not each.lost:
-                                self._tell(each.claim)
-                            self._active.remove(each)
-                            self._free.append(each.env)
-                            looked = -LOOK  # the next one starts at once
-                    self._board.show([each.progress() for each in self._active], self._study.states)
+                        away_since = None
+                    except AWAY as error:
+                        if away_since is None:
+                            away_since = time.monotonic()
+                            self._board.say(f"the study or its folder cannot be used for now: {error}")
+                        elif time.monotonic() - away_since > LEASE:
+                            raise ValueError(f"the study could not be used for {LEASE:.0f} s: {error}") from error
                     time.sleep(NAP)
             finally:
                 self._leave()
         return interrupt.exit_code
 
+    def _look(self) -> bool:
+        """Starts what can be started and looks after what runs; True once all points have ended.
+
+        Where the storage is away, it can be called again: nothing is noted as done here that the study does not know.
+        """
+        if self._free and time.monotonic() - self._looked >= LOOK:
+            self._looked = time.monotonic()
+            if not self._fill() and self._study.ended():
+                return True
+        for each in list(self._active):
+            if each.has_ended():
+                if not each.lost:
+                    self._tell(each.claim)
+                self._active.remove(each)
+                self._free.append(each.env)
+                self._looked = -LOOK  # the next one starts at once
+        self._board.show([each.progress() for each in self._active], self._study.states)
+        return False
+
     def _fill(self) -> bool:
         """Starts points while there is room for more and one to start; returns whether any is at work."""
-        while self._free and (claim := self._study.claim()):
-            folder = self._folder.point(claim.point)
+        while self._free:
+            self._claimed = self._claimed or self._study.claim()
+            if self._claimed is None:
+                break
+            claim, folder = self._claimed, self._folder.point(self._claimed.point)
             try:
                 point = self._point(claim)
             except ValueError as error:  # a corner of the space that no sample has met
@@ -72,7 +98,9 @@ class Worker:
             if (folder.read() or {}).get("state") in ENDED:  # or whoever ended it could not tell the study
                 self._tell(claim)
             else:
-                self._active.append(_Active(claim, point, folder, self._study, self._sweep, self._free.pop()))
+                self._active.append(_Active(claim, point, folder, self._study, self._sweep, self._free[-1]))
+                self._free.pop()
+            self._claimed = None
         return bool(self._active)
 
     def _point(self, claim: Claim) -> Point:
@@ -103,8 +131,9 @@ class Worker:
             each.stop()
         for each in self._active:
             each.wait()
-            self._study.release(each.claim)
-        self._active = []
+        for claim in [each.claim for each in self._active] + ([self._claimed] if self._claimed else []):
+            with contextlib.suppress(*AWAY):  # then the lease runs out
+                self._study.release(claim)
 
 
 class _Active:
@@ -118,7 +147,7 @@ class _Active:
         self._seeds = list(self._settings.seeds)
         self._told: set[int] = set()  # steps whose evaluation the study knows
         self._looked, self._size = time.monotonic(), -1
-        self._step = self._fruitless = 0
+        self._step = self._begun_at = self._fruitless = 0
         self._best: float | None = None
         self._hopeless = False
         folder.write(point)
@@ -127,9 +156,10 @@ class _Active:
         self._start()
 
     def _start(self) -> bool:
-        seed, self._size = self._seeds[0], -1
+        seed, self._size, self._begun_at = self._seeds[0], -1, self._step
         arguments = [f"--config={self._folder.config}", f"--workdir={self._folder.workdir(seed)}"]
         arguments += [f"--config.{name}={seed}" for name in space.PER_RUN]
+        arguments += ["--num_processes=1"]  # also where a pod or Slurm tells of more: these run points of their own
         lock = self._folder.path / "lock"
         self._run = Run(arguments, log=self._folder.log(seed), lock=lock, env=self.env)
         return False
@@ -155,7 +185,7 @@ class _Active:
         code = self._run.code
         if code is None and time.monotonic() - self._looked < LOOK:
             return False
-        self._looked, step = time.monotonic(), self._step
+        self._looked = time.monotonic()
         self._read_log()
         if not self._study.renew(self.claim):
             self.lost = True
@@ -166,13 +196,14 @@ class _Active:
         if self._hopeless:
             return self._end(PRUNED, f"after step {max(self._told)}")
         if code in STOPPED:
-            self._fruitless = 0 if self._step > step else self._fruitless + 1
+            self._fruitless = 0 if self._step > self._begun_at else self._fruitless + 1
             return self._end(FAILED, self._run.reason()) if self._fruitless == FRUITLESS else self._start()
         if code:
             return self._end(FAILED, self._run.reason())
         if self._settings.objective not in (self._folder.result(self._seeds[0], self._settings) or {}):
             return self._end(FAILED, f"no evaluation has a finite {self._settings.objective}; see {self._run.log}")
         self._seeds.pop(0)
+        self._step = 0
         return self._start() if self._seeds else self._end(COMPLETE)
 
     def _read_log(self) -> None:
@@ -181,20 +212,20 @@ class _Active:
         size = file.stat().st_size if file.exists() else 0
         if size == self._size:
             return
-        self._size = size
         lines = writers.read_metrics(file)
         self._step = max((line["step"] for line in lines if line["split"] == "train"), default=0)
         evaluated = evaluations(lines, self._settings.objective)
         if evaluated:
             self._best = (min if self._settings.minimizes else max)(evaluated.values())
-        if self._seeds[0] != self._settings.seeds[0]:
-            return
-        for step, value in evaluated.items():
+        first = self._seeds[0] == self._settings.seeds[0]
+        for step, value in evaluated.items() if first else ():
             if step not in self._told and not self._hopeless:
+                hopeless = self._study.report(self.claim, step, value)
                 self._told.add(step)
-                if self._study.report(self.claim, step, value) and step < self._point.config.train.num_steps:
+                if hopeless and step < self._point.config.train.num_steps:
                     self._hopeless = True
                     self._run.stop()
+        self._size = size
 
     def _end(self, state: str, reason: str = "") -> bool:
         """Written before the study is told: if this process dies in between, nothing is left to do but to tell it."""

@@ -32,10 +32,14 @@ Tree = Any
 def initialize(address: str | None, num_processes: int | None, process_id: int | None) -> None:
     """Joins the other processes of a run: by the three flags, or by what a TPU pod or Slurm says; else does nothing.
 
+    One process that is given as such, without the other two flags, looks for no others.
+
     Raises:
       ValueError: some of the three flags are given, but not all.
     """
     given = [flag is not None for flag in (address, num_processes, process_id)]
+    if num_processes == 1 and sum(given) == 1:
+        return
     if all(given):
         if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
