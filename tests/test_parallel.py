@@ -254,6 +254,8 @@ def test_without_flags_or_a_cluster_nothing_is_initialized(monkeypatch):
     parallel.initialize(None, None, None)  # inside an allocation, but not started by srun
     assert called == []
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    parallel.initialize(None, 1, None)  # said to be alone
+    assert called == []
     parallel.initialize(None, None, None)
     assert called == [((), {"heartbeat_timeout_seconds": parallel.SILENCE})]
 

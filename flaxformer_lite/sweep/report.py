@@ -26,7 +26,7 @@ def write(folder: SweepFolder) -> tuple[str, list[Path]]:
     """
     settings, rows = folder.settings(), folder.rows()
     table = columns(folder, rows, settings)
-    text = markdown(_for_readers(table, rows), settings)
+    text = markdown(_for_readers(table, rows), settings, best_row(rows, settings))
     failed = [f"- point {row.number} ({row.label}): {row.reason}" for row in rows if row.state == FAILED]
     if failed:
         text += "\n\nFailed:\n" + "\n".join(failed)
@@ -91,10 +91,8 @@ def as_csv(table: dict[str, list[Any]]) -> str:
     return out.getvalue()
 
 
-def markdown(table: dict[str, list[Any]], settings: Settings) -> str:
+def markdown(table: dict[str, list[Any]], settings: Settings, best: Row | None) -> str:
     """The columns for a reader: mean and spread in one, the best objective in bold."""
-    means = [value for value in table[settings.objective] if value is not None]
-    best = (min if settings.minimizes else max)(means, default=None)
     shown: dict[str, list[str]] = {}
     for name, values in table.items():
         if name.endswith(" ±"):
@@ -102,8 +100,9 @@ def markdown(table: dict[str, list[Any]], settings: Settings) -> str:
         cells = [_cell(name, value) for value in values]
         for row, spread in enumerate(table.get(f"{name} ±", ())):
             cells[row] += f" ± {_cell(name, spread)}" if spread is not None else ""
-        if name == settings.objective:
-            cells = [f"**{c}**" if v == best else c for c, v in zip(cells, values, strict=True)]
+        if name == settings.objective and best is not None:
+            row = table["point"].index(best.number)
+            cells[row] = f"**{cells[row]}**"
         shown[name.replace("_", " ") if name in (*TIMES, "best_step") else name] = cells
     lines = [shown.keys(), ["---"] * len(shown), *zip(*shown.values(), strict=True)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

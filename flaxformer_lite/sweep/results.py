@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite.places import write_whole
-from flaxformer_lite.sweep.space import Point, Settings, Sweep
+from flaxformer_lite.sweep.space import Point, Settings, Sweep, scalar
 from flaxformer_lite.training import writers
 
 WAITING, RUNNING, COMPLETE, PRUNED, FAILED = STATES = ("waiting", "running", "complete", "pruned", "failed")
@@ -197,7 +197,8 @@ def _is_strange(entry: Path) -> bool:
 
 
 def _plain(point: Point) -> dict[str, Any]:
-    return {"params": point.params, "label": point.label, "notes": point.notes}
+    params = {name: scalar(value) for name, value in point.params.items()}
+    return {"params": params, "label": point.label, "notes": point.notes}
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

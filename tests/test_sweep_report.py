@@ -1,0 +1,171 @@
+"""What a sweep's folder tells: the table, as exact text and for readers, the best config, and the pictures."""
+
+import csv
+import io
+import json
+import math
+import statistics
+
+import pytest
+
+from flaxformer_lite import command_line
+from flaxformer_lite.config import resolve
+from flaxformer_lite.sweep import pictures, report, space
+from flaxformer_lite.sweep.results import Row, RunResult, SweepFolder, read_run
+from flaxformer_lite.sweep.space import Settings
+
+SWEEP = """
+from flaxformer_lite.config import default_config
+SWEEP = {"objective": "bleu", "seeds": (0, 5), "columns": ("loss",)}
+def get_config():
+    return default_config()
+def points(config):
+    return [
+        {"row": "thin | small", "model.d_ff": 64},
+        {"row": "wide", "model.d_ff": 4096, "data.buckets": (16, 40)},
+        {"row": "broken", "model.d_ff": 128},
+        {"row": "never begun", "model.d_ff": 256},
+    ]
+"""
+
+
+def log(workdir, evaluations, rates=(100.0, 300.0, 200.0)):
+    """A run whose validation lines are `evaluations`, step to metrics."""
+    workdir.mkdir(parents=True)
+    lines = [
+        {"step": n, "split": "train", "seconds": 1.0 + n, "loss": 9.0, "tokens_per_second": rate}
+        for n, rate in enumerate(rates)
+    ]
+    lines += [{"step": step, "split": "validation", "seconds": 60.0, **values} for step, values in evaluations.items()]
+    lines.append({"step": 1, "split": "test", "seconds": 90.0, "bleu": 99.0, "loss": 0.1})  # counts for nothing here
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A sweep of four points and two seeds that is not yet finished."""
+    file = tmp_path / "widths.py"
+    file.write_text(SWEEP)
+    sweep, found = space.load(file), SweepFolder(tmp_path / "S")
+    found.begin(sweep)
+    for number, scores in ((0, (11.0, 13.5)), (1, (20.0, 23.0)), (2, (50.0,))):
+        point = found.point(number)
+        ended = {"state": "complete"} if number < 2 else {"state": "failed", "reason": "out of memory"}
+        point.write(sweep.points[number], **ended)
+        point.config.write_text(space.as_file(sweep.points[number].config, f"Point {number} of the sweep widths"))
+        for seed, score in zip((0, 5), scores, strict=False):
+            evaluations = {10: {"bleu": 1.0, "loss": 5.0}, 20: {"bleu": score, "loss": 4.0 - number}}
+            log(point.workdir(seed), {**evaluations, 30: {"bleu": score - 0.5, "loss": 0.5}})
+    return found
+
+
+def rows_of(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_table_has_every_point_with_the_mean_and_spread_of_its_best_evaluations(folder):
+    report.write(folder)
+    thin, wide, broken, waiting = rows_of((folder.report / "results.csv").read_text())
+    assert [row["state"] for row in (thin, wide, broken, waiting)] == ["complete", "complete", "failed", "waiting"]
+    assert float(thin["bleu"]) == 12.25 and float(wide["bleu"]) == 21.5
+    assert float(thin["bleu ±"]) == statistics.stdev([11.0, 13.5])
+    assert float(wide["loss"]) == 3.0, "not of the evaluation at which the objective was best"
+    assert (thin["best_step"], thin["seeds"], broken["seeds"], waiting["seeds"]) == ("20 20", "2", "1", "0")
+    assert float(thin["tokens_per_second"]) == 200.0 and float(thin["minutes"]) == 2 * 90 / 60
+    assert waiting["bleu"] == waiting["best_step"] == "" and broken["bleu ±"] == ""
+    assert wide["data.buckets"] == "(16, 40)" and thin["data.buckets"] == "(32, 64, 128, 256)"
+
+
+def test_readers_get_what_each_point_changes_the_best_in_bold_and_why_a_point_failed(folder):
+    text, _ = report.write(folder)
+    lines = text.splitlines()
+    assert lines[0].startswith("| point | row | changes | state | seeds | bleu | loss | best step | parameters |")
+    assert lines[2].startswith("| 0 | thin \\| small | model.d_ff=64 | complete | 2 | 12.25 ± 1.768 | ")
+    assert "| **21.5 ± 2.121** |" in lines[3] and "data.buckets=(16, 40)" in lines[3]
+    assert text.endswith("Failed:\n- point 2 (model.d_ff=128): out of memory")
+    assert (folder.report / "results.md").read_text() == text + "\n"
+
+
+def test_the_best_is_the_complete_point_whose_mean_is_best(folder):
+    report.write(folder)
+    best = resolve(command_line.load_config(folder.report / "best.py"))
+    assert (best.model.d_ff, best.data.buckets) == (4096, (16, 40))
+    assert (folder.report / "best.py").read_text().startswith('"""The best: point 1 of the sweep widths."""')
+
+
+def test_every_run_has_a_line_of_its_own(folder):
+    report.write(folder)
+    runs = rows_of((folder.report / "runs.csv").read_text())
+    assert [(row["point"], row["seed"], float(row["bleu"])) for row in runs] == [
+        ("0", "0", 11.0), ("0", "5", 13.5), ("1", "0", 20.0), ("1", "5", 23.0), ("2", "0", 50.0)
+    ]  # fmt: skip
+
+
+def test_the_same_folder_gives_the_same_files_again(folder):
+    _, paths = report.write(folder)
+    before = {path: path.read_bytes() for path in paths}
+    assert {path.name for path in paths} >= {"parallel.png", "parameters.svg", "importance.png"}
+    report.write(folder)
+    assert {path: path.read_bytes() for path in paths} == before
+
+
+def test_a_run_before_its_first_evaluation_tells_nothing_and_of_equal_ones_the_later_counts(tmp_path):
+    settings = Settings(objective="loss")
+    log(tmp_path / "new", {})
+    assert read_run(tmp_path / "new", 0, settings) is None and read_run(tmp_path / "none", 0, settings) is None
+    log(tmp_path / "even", {10: {"loss": 2.0}, 20: {"loss": 2.0}, 30: {"loss": None}})
+    assert read_run(tmp_path / "even", 0, settings).best_step == 20
+
+
+def test_the_mean_of_nothing_is_no_number_and_one_run_has_no_spread():
+    empty = Row(0, {}, "", {})
+    one = Row(0, {}, "", {}, runs=(RunResult(0, 10, {"loss": 2.5}, None, 1.0),))
+    assert math.isnan(empty.mean("loss")) and math.isnan(one.spread("loss")) and one.mean("loss") == 2.5
+
+
+def test_a_sweep_without_notes_shows_its_parameters_and_what_has_not_begun_leaves_no_pictures(tmp_path):
+    file = tmp_path / "heads.py"
+    file.write_text(
+        "from flaxformer_lite.config import default_config as get_config\n"
+        "def suggest(trial, config):\n    config.model.num_heads = trial.suggest_categorical('heads', [1, 8])\n"
+    )
+    folder = SweepFolder(tmp_path / "S")
+    folder.begin(space.load(file))
+    text, paths = report.write(folder)
+    assert text.splitlines()[0].startswith("| point | heads | state | seeds | loss |")
+    assert text.splitlines()[2:] == [f"| {n} | {heads} | waiting | 0 |  |  |  |  |  |" for n, heads in ((0, 1), (1, 8))]
+    assert {path.name for path in paths} == {"results.csv", "runs.csv", "results.md"}
+
+
+PARAMS = [{"heads": heads, "rate": rate, "scheme": scheme} for heads, rate, scheme in
+          ((1, 1e-4, "rotary"), (2, 1e-3, "none"), (4, 1e-2, "none"))]  # fmt: skip
+
+
+def test_parallel_coordinates_draw_a_line_for_each_point_through_its_values():
+    figure = pictures.parallel_coordinates(PARAMS, [3.0, 1.0, 2.0], "loss", minimize=True)
+    (panel,) = figure.axes
+    lines = [line for line in panel.lines if len(line.get_xdata()) == 4]
+    assert len(lines) == 3 and [text.get_text() for text in panel.get_xticklabels()] == [
+        "heads",
+        "rate",
+        "scheme",
+        "loss",
+    ]
+    best = lines[-1]  # drawn last, over the others
+    assert list(best.get_ydata()) == pytest.approx([1 / 3, 0.5, 0.0, 0.0])
+    assert sum(best.get_color()[:3]) < sum(lines[0].get_color()[:3]), "the best is not the darkest"
+
+
+def test_each_parameter_has_a_panel_with_a_dot_for_each_point():
+    figure = pictures.by_parameter(PARAMS, [3.0, 1.0, 2.0], "loss")
+    heads, rate, scheme = figure.axes
+    assert list(heads.lines[0].get_xdata()) == [1, 2, 4] and list(heads.lines[0].get_ydata()) == [3.0, 1.0, 2.0]
+    assert rate.get_xscale() == "log" and heads.get_xscale() == "linear"
+    assert [text.get_text() for text in scheme.get_xticklabels()] == ["none", "rotary"]
+    assert list(scheme.lines[0].get_xdata()) == [1, 0, 0]
+
+
+def test_the_most_important_parameter_is_on_top():
+    (panel,) = pictures.importance({"heads": 0.1, "rate": 0.7, "scheme": 0.2}, "loss").axes
+    assert [text.get_text() for text in panel.get_yticklabels()] == ["heads", "scheme", "rate"]
+    assert [bar.get_width() for bar in panel.patches] == [0.1, 0.2, 0.7]
