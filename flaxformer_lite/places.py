@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import urllib.parse
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,10 +122,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
         except Exception as error:  # of the network, of credentials, of the server
             raise OSError(errno.EIO, _reason(error), os.fspath(path)) from error
         return
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")  # of machines that share it, each its own
     try:
         partial.write_bytes(content)
         partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_new(path: Path, content: str) -> None:
+    """As `write_whole`, on disk, unless there is something at `path`: of several at once the first is kept."""
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        partial.write_text(content, encoding="utf-8")
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 

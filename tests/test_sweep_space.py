@@ -104,6 +104,7 @@ WRONG = [
     ("SWEEP = {'seeds': 3}\n" + POINTS, "SWEEP['seeds']: expected a tuple of int, got 3"),
     ("SWEEP = {'seeds': (1, 1)}\n" + POINTS, "SWEEP['seeds']: expected different numbers from 0 on, got (1, 1)"),
     ("SWEEP = {'columns': 'bleu'}\n" + POINTS, "SWEEP['columns']: expected a tuple of str, got 'bleu'"),
+    ("SWEEP = {'columns': ('blue',)}\n" + POINTS, "SWEEP['columns']: 'blue' is no metric; did you mean 'bleu'?"),
     ("SWEEP = {'sampler': 'tpe'}\n" + POINTS, "SWEEP['trials']: expected how many points"),
     ("SWEEP = {'trials': 5}\n" + POINTS, "SWEEP['trials']: expected how many points"),
     ("SWEEP = {'sampler': 'tpe', 'trials': 5}\n" + POINTS, "SWEEP: sampler and trials go with suggest"),
@@ -118,6 +119,20 @@ WRONG = [
     ("def points(config):\n    return [{'model.dff': 3}]\n", "model.dff: there is no such field; did you mean 'd_ff'?"),
     ("def points(config):\n    return [{'model.d_ff': 'wide'}]\n", "point 0 (model.d_ff=wide): "),
     ("def points(config):\n    return [{'train.seed': 3}]\n", "train.seed: is set by SWEEP['seeds']; leave it out"),
+    ("def points(config):\n    return [{'loss': 3}]\n", "loss: the report has a column of this name already"),
+    ("def points(config):\n    return [{'n': (3,)}]\n", "n: expected a text or a number for the report, got (3,)"),
+    ("def points(config):\n    return [{1: 3}]\n", "points(config): expected a list of dicts"),
+    ("def suggest(trial, config):\n    trial.suggest_categorical('a', [(1,)])\n", "a: expected texts, numbers, True"),
+    (
+        "def suggest(trial, config):\n    trial.suggest_int('a', 0, 9, log=True)\n",
+        "a: log=True goes with numbers above 0",
+    ),
+    ("def suggest(trial, config):\n    trial.suggest_int('a', 9, 0)\n", "a: expected a range from a lower to a higher"),
+    (
+        "def suggest(trial, config):\n    a = trial.suggest_categorical('a', [1, 2])\n"
+        "    trial.suggest_categorical('b', [a])\n",
+        "b: has the choices (2,) here, and (1,) elsewhere; rename one",
+    ),
     ("def suggest(trial, config):\n    config.data.seed = 3\n", "config.data.seed is set by SWEEP['seeds']"),
     ("def suggest(trial, config):\n    trial.suggest_number('a', 3)\n", "a_sweep.py:5: AttributeError: 'Walk' object"),
 ]

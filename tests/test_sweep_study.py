@@ -53,6 +53,7 @@ def test_a_point_that_is_let_go_is_another_workers_with_its_parameters(open_stud
     first.add(POINTS)
     claims = [first.claim() for _ in POINTS]
     claims[1].trial.suggest_categorical("model.num_heads", [1, 2, 4])
+    first.keep_params(claims[1])
     first.release(claims[1])
     again = second.claim()
     assert again.point == 1 and again.trial.suggest_categorical("model.num_heads", [1, 2, 4]) == 2
@@ -109,6 +110,71 @@ def test_of_two_workers_that_take_up_the_same_point_one_gets_it(open_study):
     assert second.claim().point == held.point == 0
     assert third.claim() is None
     assert states(first) == {0: "running"}
+
+
+def test_a_point_whose_claim_was_cut_short_is_not_lost(open_study, monkeypatch):
+    study = open_study()
+    study.add(POINTS)
+    with monkeypatch.context() as cut:
+        cut.setattr(study, "_is_taken", lambda *_: (_ for _ in ()).throw(OSError("the storage is away")))
+        with pytest.raises(OSError):
+            study.claim()
+    assert sorted([study.claim().point, study.claim().point, study.claim().point]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_point_that_was_let_go_before_it_was_asked_for_all_gets_what_it_would_have_had(tmp_path, sampler):
+    def run(folder, *, cut_short):
+        folder.mkdir()
+        study, found = Study(folder, name="s", points=14, sampler=sampler), []
+        while claimed := study.claim():
+            rate = claimed.trial.suggest_float("rate", 0, 1)
+            if claimed.point in cut_short:
+                cut_short.remove(claimed.point)
+                study.release(claimed)  # before the second question
+                continue
+            found.append((claimed.point, rate, claimed.trial.suggest_float("drop", 0, 1)))
+            study.keep_params(claimed)
+            study.finish(claimed, "complete", rate)
+        study.close()
+        return sorted(found)
+
+    assert run(tmp_path / "b", cut_short=[0, 3, 12]) == run(tmp_path / "a", cut_short=[])
+
+
+def test_what_is_told_of_a_point_that_has_become_anothers_is_ignored(open_study):
+    first, second = open_study(), open_study()
+    first.add(POINTS[:1])
+    held = first.claim()
+    second._retry(second._latest()[0])  # as if the lease had run out
+    taken = second.claim()
+    assert not first.report(held, 10, 1.0)
+    first.finish(held, "failed", reason="late")
+    held.renewed = -study_lib.RENEWAL
+    assert not first.renew(held)
+    second.finish(taken, "complete", 2.0)
+    assert first.states() == {0: ("complete", "")}
+
+
+def test_a_study_of_the_same_name_that_belongs_to_another_sweep_is_refused(open_study):
+    open_study(sweep="one").add(POINTS)
+    open_study(sweep="one")
+    with pytest.raises(ValueError, match=r"--study=s: in .* it belongs to another sweep; choose another name"):
+        open_study(sweep="two")
+
+
+def test_a_lock_of_another_machine_says_nothing(open_study, monkeypatch):
+    """Its files may be seen here, and its locks not."""
+    first, second = open_study(), open_study()
+    first.add(POINTS[:1])
+    monkeypatch.setattr(study_lib, "MACHINE", "elsewhere")
+    first.claim()
+    first.close()
+    monkeypatch.setattr(study_lib, "MACHINE", "here")
+    second._lock_file(first._owner).touch()
+    assert second.claim() is None
+    monkeypatch.setattr(study_lib, "MACHINE", "elsewhere")
+    assert second.claim().point == 0
 
 
 def test_a_crowd_of_workers_runs_each_suggested_point_once(open_study):
@@ -174,9 +240,10 @@ def test_points_that_failed_can_be_tried_once_more(open_study):
     study.add(POINTS)
     study.finish(study.claim(), "failed", reason="no memory")
     study.finish(study.claim(), "complete", 1.0)
-    assert study.retry_failed() == [0]
+    assert study.failed() == [0]
+    study.retry(0)
     assert [study.claim().point, study.claim().point, study.claim()] == [2, 0, None]
-    assert study.retry_failed() == []
+    assert study.failed() == []
 
 
 def test_a_point_that_is_worse_than_half_of_the_others_has_no_hope(open_study):

@@ -6,8 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from flaxformer_lite.sweep.results import STATES
-
+STATES = ("complete", "pruned", "failed", "running", "waiting")
 SECONDS = 2.0  # between two drawings
 
 

@@ -1,6 +1,7 @@
 """Whether a config could be trained at all, found out before it is: its step, traced for its longest batch."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +13,8 @@ from flaxformer_lite.model import transformer
 from flaxformer_lite.sweep.space import Point, Settings, refuse
 from flaxformer_lite.training import step as step_lib
 
+ELSEWHERE = ("cudnn", "flash")  # values of model.backend that this process, which computes on a CPU, cannot trace
+
 
 def check_all(points: Sequence[Point], settings: Settings, where: str) -> None:
     """Traces the step of every point; of those that differ in numbers alone, such as a learning rate, one.
@@ -19,15 +22,8 @@ def check_all(points: Sequence[Point], settings: Settings, where: str) -> None:
     Raises:
       ValueError: steps that cannot be computed; the first five are named.
     """
-    faults: list[str] = []
-    known: dict[Config, str | None] = {}
-    for number, point in enumerate(points):
-        shape = _of_shape(point.config)
-        if shape not in known:
-            known[shape] = _fault(shape, settings)
-        if known[shape] is not None:
-            faults.append(f"point {number} ({point.label}): {known[shape]}")
-    refuse(faults, where)
+    found = [(number, point, fault(point.config, settings)) for number, point in enumerate(points)]
+    refuse([f"point {number} ({point.label}): {what}" for number, point, what in found if what], where)
 
 
 def parameters(config: Config) -> int:
@@ -36,11 +32,19 @@ def parameters(config: Config) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def _fault(config: Config, settings: Settings) -> str | None:
+def fault(config: Config, settings: Settings) -> str | None:
+    """Why a config cannot be trained, or the objective not measured, in one line; None if all is well."""
     try:
-        if settings.objective in config_lib.CHOICES["train.best_metric"]:  # is it measured at all?
-            train = dataclasses.replace(config.train, best_metric=settings.objective)
-            config_lib.resolve(config_lib.to_dict(dataclasses.replace(config, train=train)))
+        _check_objective(config, settings.objective)
+    except ValueError as error:
+        return str(error)
+    return _fault_of_step(_of_shape(config))
+
+
+@functools.cache
+def _fault_of_step(config: Config) -> str | None:
+    """Why the step cannot be computed."""
+    try:
         config = _sized(config)
         train_step, initial_state = step_lib.of_config(config)
         state = jax.eval_shape(initial_state)
@@ -48,6 +52,17 @@ def _fault(config: Config, settings: Settings) -> str | None:
     except (ValueError, TypeError) as error:
         return ([*str(error).strip().splitlines(), type(error).__name__])[0]
     return None
+
+
+def _check_objective(config: Config, objective: str) -> None:
+    architecture = config.model.architecture
+    if (objective == "bits_per_byte" and architecture != "decoder_lm") or (
+        objective == "perplexity" and architecture == "encoder_classifier"
+    ):
+        raise ValueError(f"SWEEP['objective']: {objective!r} is not measured for model.architecture={architecture!r}.")
+    if objective in config_lib.CHOICES["train.best_metric"]:
+        train = dataclasses.replace(config.train, best_metric=objective)  # what says which metrics a config has
+        config_lib.resolve(config_lib.to_dict(dataclasses.replace(config, train=train)))
 
 
 def _sized(config: Config) -> Config:
@@ -66,4 +81,6 @@ def _of_shape(config: Config) -> Config:
     train = dataclasses.replace(config.train, num_steps=1, label_smoothing=smoothed, eval_every=1, checkpoint_every=1)
     model = dataclasses.replace(config.model, num_encoder_layers=1, num_decoder_layers=1)
     model = dataclasses.replace(model, dropout=0.5 if model.dropout else 0.0)
+    if model.backend in ELSEWHERE:
+        model = dataclasses.replace(model, backend="auto")
     return dataclasses.replace(config, optim=optim, train=train, model=model)

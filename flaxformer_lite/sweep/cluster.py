@@ -1,5 +1,6 @@
 """Workers that a scheduler starts: one array of Slurm's, through submitit."""
 
+import os
 import sys
 
 from flaxformer_lite.sweep.requests import SweepRequest
@@ -22,6 +23,8 @@ def submit(request: SweepRequest) -> str:
     if request.storage:
         command += [f"--storage={request.storage}", f"--study={request.study}"]
     options = {name: int(value) if value.isdecimal() else value for name, value in request.cluster_options.items()}
+    # What Slurm sends before a time limit or a preemption: a worker then has its runs save, and leaves its points.
+    os.environ["SUBMITIT_PREEMPT_SIGNAL"] = "TERM"
     try:
         executor = submitit.AutoExecutor(folder=request.workdir.absolute() / "cluster", cluster=request.cluster)
         executor.update_parameters(name="flaxformer_lite", **options)

@@ -21,7 +21,7 @@ def sweep(request: SweepRequest) -> int:
     check.check_all(swept.checked, settings, str(request.file))
     if request.worker and not folder.record.exists():
         raise ValueError(f"--worker: there is no sweep in {folder.path} yet; start one worker without --worker.")
-    folder.begin(swept)
+    identity = folder.begin(swept, database=request.study if request.storage else None)
     if request.submit:
         print(cluster.submit(request))
         return 0
@@ -29,6 +29,7 @@ def sweep(request: SweepRequest) -> int:
     study = Study(
         folder.path,
         name=request.study,
+        sweep=identity,
         points=count,
         storage=request.storage,
         minimize=settings.minimizes,
@@ -42,8 +43,9 @@ def sweep(request: SweepRequest) -> int:
         if swept.points is not None:
             study.add([{name: space.scalar(value) for name, value in p.params.items()} for p in swept.points])
         if request.retry_failed:
-            for number in study.retry_failed():
-                folder.point(number).forget_end()
+            for number in study.failed():
+                folder.point(number).forget_end()  # first: whoever takes it up is not to find that it has ended
+                study.retry(number)
         board = Board(count)
         board.say(f"{count} points, {len(settings.seeds)} runs each; {len(swept.checked)} configs checked")
         code = Worker(swept, folder, study, jobs=request.jobs, gpus=request.gpus, board=board).work()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 STOPPED = (143, 130, -signal.SIGTERM, -signal.SIGINT)  # a signal has ended the run: it can go on
+TRAIN = (sys.executable, "-m", "flaxformer_lite.sweep.leashed")
 PATIENCE = 120.0  # seconds that a run has to save what it has
 
 
@@ -25,19 +26,24 @@ class Run:
         """
         self.log = log
         self._stopping: float | None = None
-        ours, self._lifeline = os.pipe()
-        command = [sys.executable, "-m", "flaxformer_lite.sweep.leashed", str(ours), str(lock), *arguments]
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **env},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[ours],
-                start_new_session=True,  # Ctrl-C in a terminal is for the sweep, which tells its runs
-            )
-        os.close(ours)
+        theirs, self._lifeline = os.pipe()
+        command = [*TRAIN, str(theirs), str(lock), *arguments]
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs],
+                    start_new_session=True,  # Ctrl-C in a terminal is for the sweep, which tells its runs
+                )
+        except OSError:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(theirs)
 
     @property
     def code(self) -> int | None:
@@ -60,6 +66,8 @@ class Run:
         """Ends it at once."""
         self._process.kill()
         self._process.wait()
+        os.close(self._lifeline)
+        self._lifeline = None
 
     def reason(self) -> str:
         """Why it has failed: its last message, and its exit code."""

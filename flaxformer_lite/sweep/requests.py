@@ -64,6 +64,8 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
         raise ValueError(f"--jobs: expected {len(values.gpus)}, one for each of --gpus, or nothing; got {values.jobs}.")
     if values.study is not None and values.storage is None:
         raise ValueError("--study: goes with --storage=URL; the file in the workdir holds one study.")
+    if values.retry_failed and values.submit:
+        raise ValueError("--retry_failed: goes with a worker of this process; leave out --submit, or this.")
     if values.cluster_options and not values.submit:
         raise ValueError("--cluster_options: goes with --submit=WORKERS.")
     if values.cluster not in ("slurm", "local"):

@@ -10,15 +10,16 @@ import dataclasses
 import json
 import math
 import statistics
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flaxformer_lite.places import write_whole
+from flaxformer_lite.places import write_new, write_whole
 from flaxformer_lite.sweep.space import Point, Settings, Sweep, scalar
 from flaxformer_lite.training import writers
 
-WAITING, RUNNING, COMPLETE, PRUNED, FAILED = STATES = ("waiting", "running", "complete", "pruned", "failed")
+WAITING, BEGUN, COMPLETE, PRUNED, FAILED = ("waiting", "begun", "complete", "pruned", "failed")
 ENDED = (COMPLETE, PRUNED, FAILED)
 
 
@@ -70,31 +71,55 @@ class SweepFolder:
         """The folder of a point."""
         return PointFolder(self.path / "points" / f"{number:04}")
 
-    def begin(self, sweep: Sweep) -> None:
-        """Writes down what is swept; raises ValueError if the folder holds something else."""
+    def begin(self, sweep: Sweep, *, database: str | None = None) -> str:
+        """Writes down what is swept, and returns what names this sweep alone.
+
+        Args:
+          database: the name of the study, if it is in a database.
+
+        Raises:
+          ValueError: the folder holds something else, or cannot be written to.
+        """
         record = {
+            "id": uuid.uuid4().hex,
+            "database": database,
             "file": str(sweep.file),
             "settings": dataclasses.asdict(sweep.settings),
             "base": dataclasses.asdict(sweep.base),
             "points": None if sweep.points is None else [_plain(point) for point in sweep.points],
         }
-        record = json.loads(json.dumps(record))
-        if not self.record.exists():
-            if self.path.exists() and (not self.path.is_dir() or any(map(_is_strange, self.path.iterdir()))):
-                raise ValueError(f"--workdir={self.path}: expected a new folder or that of a sweep; choose another.")
-            try:
+        text = json.dumps(record, indent=1) + "\n"
+        record = json.loads(text)
+        try:
+            if not self.record.exists():
+                if self.path.exists() and (not self.path.is_dir() or any(map(_is_strange, self.path.iterdir()))):
+                    raise ValueError(
+                        f"--workdir={self.path}: expected a new folder or that of a sweep; choose another."
+                    )
                 self.path.mkdir(parents=True, exist_ok=True)
-                write_whole(self.record, json.dumps(record, indent=1) + "\n")
-            except OSError as error:
-                raise ValueError(f"--workdir={self.path}: cannot be written to: {error.strerror}.") from error
-            return
-        changed = [name for name in _changes(self.read(), record) if name not in ("file", "settings.trials")]
+                write_new(self.record, text)
+            known = self.read()
+            self._check_same(known, record, sweep.file)
+            if record | {"id": known["id"]} != known:
+                write_whole(self.record, json.dumps(record | {"id": known["id"]}, indent=1) + "\n")
+        except OSError as error:
+            raise ValueError(f"--workdir={self.path}: cannot be written to: {error.strerror}.") from error
+        return known["id"]
+
+    def _check_same(self, known: dict[str, Any], record: dict[str, Any], file: Path) -> None:
+        if known["database"] != record["database"]:
+            where = [f"the study {each['database']!r} of a database" if each["database"] else "its own file" for each in
+                     (known, record)]  # fmt: skip
+            raise ValueError(
+                f"--storage: the sweep in {self.path} has its points in {where[0]}, and this start names {where[1]}; "
+                "name the same, or use a new --workdir."
+            )
+        changed = [n for n in _changes(known, record) if n not in ("id", "file", "settings.trials")]
         if changed:
             raise ValueError(
-                f"{sweep.file}: {changed[0]} is not what the sweep in {self.path} was begun with; "
+                f"{file}: {changed[0]} is not what the sweep in {self.path} was begun with; "
                 "put it back, or use a new --workdir."
             )
-        write_whole(self.record, json.dumps(record, indent=1) + "\n")
 
     def read(self) -> dict[str, Any]:
         """What is swept. Raises ValueError if that cannot be read."""
@@ -111,10 +136,11 @@ class SweepFolder:
     def rows(self) -> list[Row]:
         """Every point that is listed or was begun."""
         settings, listed = self.settings(), self.read()["points"] or []
-        begun = [int(entry.name) for entry in (self.path / "points").glob("[0-9]*") if (entry / "point.json").exists()]
+        found = [int(entry.name) for entry in (self.path / "points").glob("[0-9]*") if (entry / "point.json").exists()]
         rows = []
-        for number in sorted({*range(len(listed)), *begun}):
-            known = self.point(number).read() or listed[number]
+        for number in sorted({*range(len(listed)), *found}):
+            begun = self.point(number).read()
+            known = {"state": BEGUN, **begun} if begun else listed[number]
             rows.append(Row(number, runs=self.point(number).runs(settings), **known))
         return rows
 

@@ -52,6 +52,8 @@ class Settings:
 
 LESS_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 METRICS = (*CHOICES["train.best_metric"], "perplexity", "bits_per_byte")
+COLUMNS = ("point", "changes", "state", "seeds", "best_step", "parameters", "tokens_per_second", "minutes", *METRICS)
+SCALARS = (bool, int, float, str, type(None))  # types that Optuna's storage and JSON hold alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +131,9 @@ def _settings(given: Any, file: Path) -> Settings:
     for name, valid in choices.items():
         if getattr(settings, name) not in valid:
             raise ValueError(f"{file}: SWEEP[{name!r}]: expected one of {valid}, got {getattr(settings, name)!r}.")
+    for metric in settings.columns:
+        if metric not in METRICS:
+            raise ValueError(f"{file}: SWEEP['columns']: {metric!r} is no metric{did_you_mean(metric, METRICS)}")
     if not settings.seeds or min(settings.seeds) < 0 or len(set(settings.seeds)) < len(settings.seeds):
         raise ValueError(f"{file}: SWEEP['seeds']: expected different numbers from 0 on, got {settings.seeds}.")
     counted = type(settings.trials) is int and settings.trials >= 1
@@ -141,20 +146,22 @@ def _listed(module: types.ModuleType, base: config_dict.ConfigDict, file: Path) 
     """What `points(config)` lists; a key without a dot is a note."""
     with command_line.blamed_on(file):
         listed = module.points(_copy(base))
-    if not isinstance(listed, list) or not listed or not all(isinstance(point, dict) for point in listed):
+    dicts = isinstance(listed, list) and bool(listed) and all(isinstance(point, dict) for point in listed)
+    if not dicts or not all(isinstance(name, str) for point in listed for name in point):
         raise ValueError(f"{file}: points(config): expected a list of dicts, field to value, got {listed!r:.80}.")
     varied = list(dict.fromkeys(name for point in listed for name in point if "." in name))
     points, faults = [], []
     for number, point in enumerate(listed):
         config = _copy(base)
         try:
+            notes = {name: value for name, value in point.items() if "." not in name}
+            _check_notes(notes)
             for name in varied:
                 _check_field(config, name)
                 if name in point:
                     section, field = name.split(".")
                     config[section][field] = point[name]
             params = {name: _get(config, name) for name in varied}
-            notes = {name: value for name, value in point.items() if "." not in name}
             own = {name: value for name, value in point.items() if "." in name and value != _get(base, name)}
             points.append(Point(params, config_lib.resolve(config), label(own), notes))
         except (ValueError, TypeError) as error:
@@ -182,10 +189,16 @@ def _point_of(module: types.ModuleType, trial: Any, base: config_dict.ConfigDict
 def _reachable(space: Callable[[Any], Point], file: Path) -> tuple[list[Point], bool]:
     """The points that `suggest` can make, and whether these are all; else ends of ranges and random ones."""
     points, faults, whole, path = [], [], True, []
+    choices: dict[str, tuple[Any, ...]] = {}
 
     def visit(walk: Walk) -> None:
         try:
             points.append(space(walk))
+            for name, given in walk.choices.items():
+                if choices.setdefault(name, given) != given:
+                    raise ValueError(
+                        f"{name}: has the choices {given} here, and {choices[name]} elsewhere; rename one."
+                    )
         except ValueError as error:
             faults.append(str(error))
 
@@ -200,6 +213,14 @@ def _reachable(space: Callable[[Any], Point], file: Path) -> tuple[list[Point], 
     return points, whole
 
 
+def _check_range(name: str, low: float, high: float, step: float | None, log: bool) -> None:
+    """Raises ValueError for what Optuna would refuse."""
+    if low > high or (step is not None and step <= 0):
+        raise ValueError(f"{name}: expected a range from a lower to a higher number, got {low} to {high}, step {step}.")
+    if log and (low <= 0 or step is not None):
+        raise ValueError(f"{name}: log=True goes with numbers above 0, and without a step; got {low}, step {step}.")
+
+
 class Walk:
     """Stands for one of Optuna's trials: answers by `path`, an option's number for each question; then the first.
 
@@ -208,28 +229,32 @@ class Walk:
 
     def __init__(self, path: list[int], rng: random.Random | None = None):
         self.params: dict[str, Any] = {}
+        self.choices: dict[str, tuple[Any, ...]] = {}  # of each categorical question
         self.whole = True  # whether the options are all that could be answered
         self._path, self._rng, self._counts = path, rng, []
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """One of `choices`."""
+        """One of `choices`: texts, numbers, True, False or None, always the same."""
+        if not choices or not all(isinstance(choice, SCALARS) for choice in choices):
+            raise ValueError(f"{name}: expected texts, numbers, True, False or None to choose from, got {choices!r}.")
+        self.choices[name] = tuple(choices)
         return self._answer(name, list(choices))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """A whole number from `low` to `high`; `log` says only how likely each is."""
+        _check_range(name, low, high, step if step != 1 else None, log)
         return self._answer(name, range(low, high + 1, step))
 
     def suggest_float(self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False):
         """A number from `low` to `high`."""
+        _check_range(name, low, high, step, log)
         if step is not None:
             return self._answer(name, [low + i * step for i in range(int((high - low) / step + 1e-9) + 1)])
         self.whole = self.whole and low == high
-        options = (
-            [low, high]
-            if self._rng is None
-            else [low * (high / low) ** self._rng.random() if log else self._rng.uniform(low, high)]
-        )
-        return self._answer(name, options[:1] if low == high else options)
+        if low == high or self._rng is None:
+            return self._answer(name, [low, high][: 1 + (low < high)])
+        between = low * (high / low) ** self._rng.random() if log else self._rng.uniform(low, high)
+        return self._answer(name, [between])
 
     def next_path(self) -> list[int] | None:
         """The path after this one, the last question's options first; None after the last."""
@@ -245,6 +270,14 @@ class Walk:
             chosen = self._path[asked] if asked < len(self._path) else 0
             self.params[name] = options[self._rng.randrange(len(options)) if self._rng else chosen]
         return self.params[name]
+
+
+def _check_notes(notes: dict[str, Any]) -> None:
+    for name, value in notes.items():
+        if name in COLUMNS:
+            raise ValueError(f"{name}: the report has a column of this name already; choose another.")
+        if type(value) not in SCALARS:
+            raise ValueError(f"{name}: expected a text or a number for the report, got {value!r}.")
 
 
 def _check_field(config: config_dict.ConfigDict, name: str) -> None:
@@ -274,7 +307,7 @@ def label(params: dict[str, Any]) -> str:
 
 def scalar(value: Any) -> bool | int | float | str | None:
     """`value` as Optuna's storage can hold it: a tuple becomes text."""
-    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+    return value if isinstance(value, SCALARS) else repr(value)
 
 
 def refuse(faults: list[str], file: Path | str) -> None:

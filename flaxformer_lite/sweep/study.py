@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import logging
 import os
+import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ LEASE = 120.0  # seconds without a sign of life after which a point is another w
 RENEWAL = 30.0  # seconds between signs of life
 ATTEMPTS = 3  # at opening the storage, a second apart
 JOURNAL = "journal.log"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+MACHINE = f"{socket.gethostname()} {BOOT.read_text().strip() if BOOT.exists() else ''}"
 COMPLETE, PRUNED, FAILED, RUNNING, WAITING = "complete", "pruned", "failed", "running", "waiting"
 AWAY = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, OSError)  # the storage, for now
 ENDED = {TrialState.COMPLETE: COMPLETE, TrialState.PRUNED: PRUNED, TrialState.FAIL: FAILED}
@@ -51,6 +54,7 @@ class Study:
         folder: Path,
         *,
         name: str,
+        sweep: str = "",
         points: int,
         storage: str | None = None,
         minimize: bool = True,
@@ -63,6 +67,7 @@ class Study:
         """
         Args:
           folder: of the sweep; its journal is there if no `storage` is named.
+          name: of the study, in which the sweep `sweep` alone is.
           points: how many there are to be.
           storage: URL of a database.
           sampler: 'grid', of points that were added, 'random' or 'tpe'.
@@ -71,7 +76,7 @@ class Study:
           together: whether several points run at a time.
 
         Raises:
-          ValueError: the storage cannot be used.
+          ValueError: the storage cannot be used, or holds a study of this name that is another sweep's.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         pruners = {
@@ -95,8 +100,14 @@ class Study:
                     where = storage or folder / JOURNAL
                     raise ValueError(f"--storage={where}: cannot be used: {_first_line(error)}") from error
                 time.sleep(1)
+        if self._study.user_attrs.setdefault("sweep", sweep) != sweep:
+            raise ValueError(
+                f"--study={name}: in {storage or folder} it belongs to another sweep; choose another name."
+            )
+        self._study.set_user_attr("sweep", sweep)
         self._count, self._sampler, self._seed, self._together = points, sampler, seed, together
         self._seen: dict[int, tuple[Any, float]] = {}  # number of a trial: its lease, and since when it has been so
+        self._handed: set[int] = set()  # numbers of the trials that `claim` has returned
         self._workers = folder / "workers"
         self._workers.mkdir(parents=True, exist_ok=True)
         self._owner = uuid.uuid4().hex
@@ -127,47 +138,62 @@ class Study:
             waiting = any(trial.state == TrialState.WAITING for trial in history)
             if not waiting and (self._sampler == "grid" or len(first) >= self._count):
                 return None
-            # From the number of the point alone, so that a sweep which was killed goes on as it would have.
-            self._study.sampler = self._make_sampler(len(first))
             trial = self._study.ask()
             place = self._places(self._trials())[trial.number]
             claim = Claim(place[0], trial, time.monotonic())
             self._beat(claim)
             if claim.point < self._count and not self._is_taken(trial.number, place):
+                # From the number of the point alone, so that a sweep which was killed goes on as it would have.
+                self._study.sampler = self._make_sampler(claim.point)
+                self._handed.add(trial.number)
                 return claim
             self._study.tell(trial, state=TrialState.FAIL)
+
+    def keep_params(self, claim: Claim) -> None:
+        """Another attempt at the point is to have the same parameters: those of its trial are now complete."""
+        claim.trial.set_user_attr("asked", True)
 
     def renew(self, claim: Claim) -> bool:
         """Gives a sign of life, if it is due; False if the point is no longer this worker's."""
         if time.monotonic() - claim.renewed < RENEWAL:
             return True
-        if self._trials()[claim.trial.number].state != TrialState.RUNNING:
+        try:
+            self._beat(claim)
+        except optuna.exceptions.UpdateFinishedTrialError:
             return False
-        self._beat(claim)
         return True
 
     def report(self, claim: Claim, step: int, value: float) -> bool:
         """Notes the objective after `step`; True if the point has no hope."""
-        claim.trial.report(value, step)
-        return claim.trial.should_prune()
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # then it is another's; `renew` will tell
+            claim.trial.report(value, step)
+            return claim.trial.should_prune()
+        return False
 
     def finish(self, claim: Claim, state: str, value: float | None = None, reason: str = "") -> None:
         """The point's end: 'complete' with its value, 'pruned', or 'failed' for a reason."""
-        if reason:
-            claim.trial.set_user_attr("reason", reason)
         ends = {text: state for state, text in ENDED.items()}
-        self._study.tell(claim.trial, value if state == COMPLETE else None, state=ends[state], skip_if_finished=True)
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # it is known, or another's
+            if reason:
+                claim.trial.set_user_attr("reason", reason)
+            values = value if state == COMPLETE else None
+            self._study.tell(claim.trial, values, state=ends[state], skip_if_finished=True)
 
     def release(self, claim: Claim) -> None:
         """Leaves the point to whoever comes next, this worker or another."""
         self._retry(self._trials()[claim.trial.number])
 
-    def retry_failed(self) -> list[int]:
-        """Enqueues every point that has failed once more; returns their numbers."""
-        failed = [number for number, (state, _) in self.states().items() if state == FAILED]
-        for number in failed:
-            self._retry(self._latest()[number])
-        return failed
+    def failed(self) -> list[int]:
+        """The points that have."""
+        return [number for number, (state, _) in self.states().items() if state == FAILED]
+
+    def retry(self, point: int) -> None:
+        """Enqueues a point once more."""
+        self._retry(self._latest()[point])
+
+    def look_anew(self) -> None:
+        """Nobody's lease runs out before it has been watched for its whole time from now on."""
+        self._seen.clear()
 
     def ended(self) -> bool:
         """Whether every point has, and none is left to begin."""
@@ -217,9 +243,10 @@ class Study:
     def _is_alive(self, trial: FrozenTrial) -> bool:
         lease = trial.user_attrs.get("lease")
         if lease is not None:
-            if lease[0] == self._owner:
-                return True
-            if self._let_go(lease[0]):
+            owner, _, machine = lease
+            if owner == self._owner:
+                return trial.number in self._handed
+            if machine == MACHINE and self._let_go(owner):
                 return False
         since = self._seen.get(trial.number)
         if since is None or since[0] != lease:
@@ -227,24 +254,24 @@ class Study:
         return time.monotonic() - since[1] < LEASE
 
     def _let_go(self, owner: str) -> bool:
-        """Whether the worker's lock file is here and nobody holds it."""
+        """Whether nobody holds the lock file of a worker of this machine; other machines' locks may not be seen."""
         try:
             with self._lock_file(owner).open("rb+") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return True
-        except OSError:  # held, or on a machine whose files are not seen here
+        except OSError:  # held, or in another folder
             return False
 
     def _retry(self, trial: FrozenTrial) -> None:
         """The next attempt at the trial's point; first it is there, then the old one ends, so none is ever lost."""
         point, attempt = self._places(self._trials())[trial.number]
-        params = trial.system_attrs.get("fixed_params", {}) | trial.params
+        params = trial.system_attrs.get("fixed_params", {}) | (trial.params if trial.user_attrs.get("asked") else {})
         self._study.enqueue_trial(params, user_attrs={"point": point, "attempt": attempt + 1})
         self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def _beat(self, claim: Claim) -> None:
         claim.beats += 1
-        claim.trial.set_user_attr("lease", [self._owner, claim.beats])
+        claim.trial.set_user_attr("lease", [self._owner, claim.beats, MACHINE])
         claim.renewed = time.monotonic()
 
     def _lock_file(self, owner: str) -> Path:
@@ -253,7 +280,8 @@ class Study:
     def _make_sampler(self, point: int) -> optuna.samplers.BaseSampler:
         seed = (self._seed + 1_000_003 * point) % 2**32
         if self._sampler == "tpe":
-            return optuna.samplers.TPESampler(seed=seed, constant_liar=self._together)
+            # One parameter after another, as each is asked for, by when the number of the point is known.
+            return optuna.samplers.TPESampler(seed=seed, multivariate=False, constant_liar=self._together)
         return optuna.samplers.RandomSampler(seed=seed)
 
 
@@ -304,12 +332,16 @@ class JournalLock:
     def acquire(self) -> bool:
         """Waits for the lock, and mends the journal."""
         self._held.enter_context(locked(self._lock))
-        with self._journal.open("rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            if size and file.read(1) != b"\n":
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
+        try:
+            with self._journal.open("rb+") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                if size and file.read(1) != b"\n":
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
+        except OSError:
+            self.release()
+            raise
         return True
 
     def release(self) -> None:

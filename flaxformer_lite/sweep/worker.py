@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from flaxformer_lite.places import write_whole
 from flaxformer_lite.sweep import check, space
 from flaxformer_lite.sweep.board import Board
 from flaxformer_lite.sweep.process import STOPPED, Run
@@ -53,6 +54,7 @@ class Worker:
                             break
                         away_since = None
                     except AWAY as error:
+                        self._study.look_anew()
                         if away_since is None:
                             away_since = time.monotonic()
                             self._board.say(f"the study or its folder cannot be used for now: {error}")
@@ -92,6 +94,8 @@ class Worker:
             try:
                 point = self._point(claim)
             except ValueError as error:  # a corner of the space that no sample has met
+                if isinstance(error.__cause__, AWAY):
+                    raise error.__cause__ from None
                 params = dict(claim.trial.params)
                 nothing = Point(params, self._sweep.base, space.label(params))
                 folder.write(nothing, state=FAILED, reason=str(error))
@@ -107,7 +111,9 @@ class Worker:
         """The point that a claim stands for; the trial gets its parameters."""
         if self._sweep.points is None:
             point = self._sweep.suggested(claim.trial)
-            check.check_all([point], self._sweep.settings, f"point {claim.point}")
+            self._study.keep_params(claim)
+            if fault := check.fault(point.config, self._sweep.settings):
+                raise ValueError(fault)
             return point
         point = self._sweep.points[claim.point]
         for name in point.params:
@@ -129,8 +135,11 @@ class Worker:
         """Has all runs save and stop, and lets go of their points."""
         for each in self._active:
             each.stop()
-        for each in self._active:
-            each.wait()
+        while any(each.is_running() for each in self._active):
+            with contextlib.suppress(*AWAY):
+                for each in self._active:
+                    self._study.renew(each.claim)
+            time.sleep(NAP)
         for claim in [each.claim for each in self._active] + ([self._claimed] if self._claimed else []):
             with contextlib.suppress(*AWAY):  # then the lease runs out
                 self._study.release(claim)
@@ -146,32 +155,34 @@ class _Active:
         self._point, self._folder, self._study, self._settings = point, folder, study, sweep.settings
         self._seeds = list(self._settings.seeds)
         self._told: set[int] = set()  # steps whose evaluation the study knows
-        self._looked, self._size = time.monotonic(), -1
+        self._looked, self._size = -LOOK, -1
         self._step = self._begun_at = self._fruitless = 0
         self._best: float | None = None
-        self._hopeless = False
+        self._hopeless = self._through = False
         folder.write(point)
         title = f"Point {claim.point} of the sweep {sweep.file.stem}: {point.label}"
-        folder.config.write_text(space.as_file(point.config, title), encoding="utf-8")
+        write_whole(folder.config, space.as_file(point.config, title))
+        self._run: Run | None = None
         self._start()
 
-    def _start(self) -> bool:
+    def _start(self) -> None:
+        """Starts the run of the next seed; what cannot be started now is tried again at the next look."""
+        self._run = None
         seed, self._size, self._begun_at = self._seeds[0], -1, self._step
         arguments = [f"--config={self._folder.config}", f"--workdir={self._folder.workdir(seed)}"]
         arguments += [f"--config.{name}={seed}" for name in space.PER_RUN]
         arguments += ["--num_processes=1"]  # also where a pod or Slurm tells of more: these run points of their own
         lock = self._folder.path / "lock"
         self._run = Run(arguments, log=self._folder.log(seed), lock=lock, env=self.env)
-        return False
 
     def stop(self) -> None:
         """Asks the run to save and stop."""
-        self._run.stop()
+        if self._run is not None:
+            self._run.stop()
 
-    def wait(self) -> None:
-        """Until it has stopped."""
-        while self._run.code is None:
-            time.sleep(NAP)
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._run is not None and self._run.code is None
 
     def progress(self) -> tuple[int, str]:
         """The point, and how far it is."""
@@ -182,29 +193,39 @@ class _Active:
 
     def has_ended(self) -> bool:
         """Looks after the run; True once the point is through, which its folder then tells, or `lost` to another."""
+        if self._through or self.lost:
+            return True
+        if self._run is None:
+            self._start()
         code = self._run.code
         if code is None and time.monotonic() - self._looked < LOOK:
             return False
         self._looked = time.monotonic()
-        self._read_log()
         if not self._study.renew(self.claim):
             self.lost = True
             self._run.kill()
             return True
-        if code is None:
-            return False
+        self._read_log()
+        return code is not None and self._is_through(code)
+
+    def _is_through(self, code: int) -> bool:
+        """What becomes of the point, a run of which has ended with `code`."""
         if self._hopeless:
             return self._end(PRUNED, f"after step {max(self._told)}")
-        if code in STOPPED:
+        if code in STOPPED and self._fruitless < FRUITLESS:
             self._fruitless = 0 if self._step > self._begun_at else self._fruitless + 1
-            return self._end(FAILED, self._run.reason()) if self._fruitless == FRUITLESS else self._start()
+            self._start()
+            return False
         if code:
             return self._end(FAILED, self._run.reason())
         if self._settings.objective not in (self._folder.result(self._seeds[0], self._settings) or {}):
             return self._end(FAILED, f"no evaluation has a finite {self._settings.objective}; see {self._run.log}")
+        if len(self._seeds) == 1:
+            return self._end(COMPLETE)
         self._seeds.pop(0)
-        self._step = 0
-        return self._start() if self._seeds else self._end(COMPLETE)
+        self._step = self._fruitless = 0
+        self._start()
+        return False
 
     def _read_log(self) -> None:
         """What the run has logged since the last look; the first seed's evaluations go to the pruner."""
@@ -230,4 +251,5 @@ class _Active:
     def _end(self, state: str, reason: str = "") -> bool:
         """Written before the study is told: if this process dies in between, nothing is left to do but to tell it."""
         self._folder.write(self._point, state=state, reason=reason)
+        self._through = True
         return True
