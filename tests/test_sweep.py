@@ -1,5 +1,6 @@
 """Sweeps as users run them: processes that train, fail, are killed and go on, and the table at the end."""
 
+import contextlib
 import csv
 import json
 import os
@@ -36,6 +37,7 @@ CRASHING = (
     "    rates = {'low': 1e-3, 'wild': 1e30, 'high': 1e-2}\n"
     "    return [{'optim.learning_rate': rate, 'row': name} for name, rate in rates.items()]\n"
 )
+SEES_PROCESSES = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
 ONE_DEVICE = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
 
 
@@ -62,27 +64,14 @@ def logged(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.glob("points/*/*/metrics.jsonl")}
 
 
-def trains() -> set[int]:
-    """Processes that train for a sweep, by their numbers."""
+def of_folder(folder: Path) -> set[int]:
+    """Processes that train for a sweep below `folder`, by their numbers."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if b"flaxformer_lite.sweep.leashed" in entry.read_bytes():
+        with contextlib.suppress(OSError):
+            words = entry.read_bytes()
+            if b"flaxformer_lite.sweep.leashed" in words and str(folder).encode() in words:
                 found.add(int(entry.parent.name))
-        except OSError:
-            pass
-    return found
-
-
-def of_folder(folder: Path) -> set[int]:
-    """Those of `trains` that work below `folder`."""
-    found = set()
-    for pid in trains():
-        try:
-            if str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
-        except OSError:
-            pass
     return found
 
 
@@ -107,12 +96,14 @@ def test_one_bad_point_among_twelve_is_named_before_any_training(tmp_path):
     assert not (tmp_path / "S").exists()
 
 
+@pytest.mark.slow
 def test_a_point_that_cannot_be_computed_is_named_before_any_training(tmp_path):
     points = "def points(config):\n    return [{'train.average': None}, {'train.best_metric': 'bleu'}]\n"
     done = finish(write_sweep(tmp_path / "bad.py", points, objective="accuracy", columns=()), tmp_path / "S")
     assert done.returncode == 2 and "point 1 (train.best_metric=bleu): config.train.best_metric" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_point_that_crashes_costs_one_point_and_the_report_says_why(crashed_sweep):
     rows = {row["row"]: row for row in table(crashed_sweep)}
     assert {name: row["state"] for name, row in rows.items()} == {
@@ -127,6 +118,7 @@ def test_a_point_that_crashes_costs_one_point_and_the_report_says_why(crashed_sw
     assert (crashed_sweep / "out.txt").read_text().startswith("| point | row | changes | state |")
 
 
+@pytest.mark.slow
 def test_the_table_tells_what_the_logs_of_the_runs_tell(crashed_sweep):
     (low,) = (row for row in table(crashed_sweep) if row["row"] == "low")
     lines = runs.lines_of(crashed_sweep / "points" / "0000" / "seed0", "validation")
@@ -138,6 +130,7 @@ def test_the_table_tells_what_the_logs_of_the_runs_tell(crashed_sweep):
     assert int(low["parameters"]) == sum(a.size for name, a in arrays.items() if name.startswith("params"))
 
 
+@pytest.mark.slow
 def test_the_best_config_is_a_file_that_train_takes(crashed_sweep):
     file = crashed_sweep / "report" / "best.py"
     config = commands.parse_train([f"--config={file}"]).config
@@ -146,6 +139,7 @@ def test_the_best_config_is_a_file_that_train_takes(crashed_sweep):
     assert config == resolve(command_line.load_config(crashed_sweep / "points" / f"{best.number:04}" / "config.py"))
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_is_left_as_it_is_and_a_changed_file_is_refused(crashed_sweep, tmp_path):
     sweep, before = write_sweep(tmp_path / "rates.py", CRASHING), logged(crashed_sweep)
     again = finish(sweep, crashed_sweep)
@@ -155,6 +149,7 @@ def test_a_finished_sweep_is_left_as_it_is_and_a_changed_file_is_refused(crashed
     assert logged(crashed_sweep) == before
 
 
+@pytest.mark.slow
 def test_the_report_is_written_from_the_folder_alone(crashed_sweep):
     told = (crashed_sweep / "report" / "results.md").read_text()
     done = runs.run("sweep-report", str(crashed_sweep))
@@ -211,6 +206,7 @@ def test_why_a_run_has_failed_is_told_by_its_last_message_or_by_the_signal(tmp_p
 
 
 @pytest.mark.slow
+@SEES_PROCESSES
 def test_a_sweep_that_is_killed_five_times_ends_in_the_same_table_bit_for_bit(tmp_path):
     sweep = write_sweep(tmp_path / "heads.py", HEADS, steps=60, seeds=(0, 3))
     assert finish(sweep, tmp_path / "undisturbed").returncode == 0
@@ -235,6 +231,7 @@ def test_a_sweep_that_is_killed_five_times_ends_in_the_same_table_bit_for_bit(tm
 
 
 @pytest.mark.slow
+@SEES_PROCESSES
 def test_a_signal_to_the_sweep_saves_its_runs_and_one_to_a_run_only_costs_it_a_restart(tmp_path):
     sweep, folder = write_sweep(tmp_path / "heads.py", HEADS, steps=400), tmp_path / "S"
     workdir = folder / "points" / "0000" / "seed0"
@@ -282,6 +279,7 @@ def test_a_hopeless_point_is_ended_early_and_is_in_the_table_as_pruned(tmp_path)
 
 
 @pytest.mark.slow
+@SEES_PROCESSES
 def test_points_run_side_by_side_each_with_a_gpu_of_its_own(tmp_path):
     sweep, folder = write_sweep(tmp_path / "heads.py", HEADS, steps=60), tmp_path / "S"
     seen = {}

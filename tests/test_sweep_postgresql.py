@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import runs
-from test_sweep import HEADS, of_folder, start, table, write_sweep
+from test_sweep import HEADS, SEES_PROCESSES, of_folder, start, table, write_sweep
 
 from flaxformer_lite.sweep.results import SweepFolder
 from flaxformer_lite.sweep.study import Study
@@ -89,6 +89,7 @@ def test_a_point_of_a_database_is_handed_out_once_and_a_dead_workers_is_taken_up
 
 
 @pytest.mark.slow
+@SEES_PROCESSES
 def test_two_workers_never_run_the_same_point_and_one_that_is_killed_has_its_point_taken_up(database, tmp_path):
     sweep = write_sweep(tmp_path / "heads.py", HEADS, steps=300)
     alone, folder = tmp_path / "alone", tmp_path / "S"
