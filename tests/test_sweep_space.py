@@ -108,6 +108,7 @@ WRONG = [
     ("SWEEP = {'sampler': 'tpe'}\n" + POINTS, "SWEEP['trials']: expected how many points"),
     ("SWEEP = {'trials': 5}\n" + POINTS, "SWEEP['trials']: expected how many points"),
     ("SWEEP = {'sampler': 'tpe', 'trials': 5}\n" + POINTS, "SWEEP: sampler and trials go with suggest"),
+    ("SWEEP = {'sampler_seed': 1.5}\n" + POINTS, "SWEEP['sampler_seed']: expected a number from 0 on, got 1.5"),
     ("SWEEP = ['loss']\n" + POINTS, "SWEEP: expected a dict with objective"),
     ("def points(config):\n    return []\n", "points(config): expected a list of dicts"),
     ("def points(config):\n    return {'model.d_ff': 3}\n", "points(config): expected a list of dicts"),

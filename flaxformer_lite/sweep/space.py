@@ -104,7 +104,7 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Sweep:
     checked, whole = _reachable(space, file)
     if settings.sampler == "grid" and not whole:
         raise ValueError(
-            f"{file}: SWEEP['sampler']: 'grid' tries every combination, and there are too many of them or no end; "
+            f"{file}: SWEEP['sampler']: 'grid' tries every combination, and there are over {MOST_CHECKED} or no end; "
             "give numbers a step=, or set sampler to 'tpe' or 'random' and trials to how many points to try."
         )
     return Sweep(
@@ -136,6 +136,8 @@ def _settings(given: Any, file: Path) -> Settings:
             raise ValueError(f"{file}: SWEEP['columns']: {metric!r} is no metric{did_you_mean(metric, METRICS)}")
     if not settings.seeds or min(settings.seeds) < 0 or len(set(settings.seeds)) < len(settings.seeds):
         raise ValueError(f"{file}: SWEEP['seeds']: expected different numbers from 0 on, got {settings.seeds}.")
+    if type(settings.sampler_seed) is not int or settings.sampler_seed < 0:
+        raise ValueError(f"{file}: SWEEP['sampler_seed']: expected a number from 0 on, got {settings.sampler_seed!r}.")
     counted = type(settings.trials) is int and settings.trials >= 1
     if counted != (settings.sampler != "grid") or (settings.trials is not None and not counted):
         raise ValueError(f"{file}: SWEEP['trials']: expected how many points, with sampler 'random' or 'tpe' alone.")
