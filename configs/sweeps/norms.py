@@ -1,7 +1,7 @@
 """Where the normalisation stands, against depth: after each sublayer as in the paper, or before it (Xiong 2020).
 
 Data      the small task of `default`: CLDR phrases, English to German
-Hardware  2 CPU cores, 40 minutes for 12 points
+Size      12 points of 1 to 12 layers, 300 steps each; 2 CPU cores will do
 Command   flaxformer-lite sweep --sweep=norms --workdir=sweeps/norms
 """
 

@@ -1,7 +1,7 @@
 """Every position scheme on one task, three seeds each.
 
 Data      the small task of `default`: CLDR phrases, English to German
-Hardware  2 CPU cores, 40 minutes for 7 points of 3 runs
+Size      7 points of 3 runs, 400 steps each; 2 CPU cores will do
 Command   flaxformer-lite sweep --sweep=positions --workdir=sweeps/positions
 """
 

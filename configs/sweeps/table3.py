@@ -3,7 +3,7 @@ r"""Table 3 of the paper: one thing at a time is changed in the base model, and 
 Data      the small task of `default`: CLDR phrases, English to German; or files of one's own, named as below
 Scale     widths an eighth of the paper's and half of its layers: what `get_config` gives `d_model` and the number of
           layers divides the paper's in every row, so --config.model.d_model=128 makes all of it twice as wide
-Hardware  2 CPU cores, 35 minutes for 20 points
+Hardware  2 CPU cores, 52 minutes for 20 points while another sweep had half of them
 Differs   (B) sets the size of values with that of keys, which the paper leaves at 64. The base has 300 steps here and
           100,000 there; the big model three times as many, as there
 Command   flaxformer-lite sweep --sweep=table3 --workdir=sweeps/table3
