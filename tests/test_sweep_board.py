@@ -1,0 +1,57 @@
+"""What a sweep shows: on a terminal a table that is drawn anew, in a log lines that stay."""
+
+import io
+import os
+import re
+
+import pytest
+
+from flaxformer_lite.sweep import board as board_lib
+from flaxformer_lite.sweep.board import Board
+
+STATES = {0: ("complete", ""), 1: ("failed", "why"), 2: ("running", "")}
+
+
+class Terminal(io.StringIO):
+    """Shows what a terminal would, once the moves up and the erasing are done."""
+
+    def isatty(self):
+        return True
+
+    def screen(self):
+        lines = [""]
+        for part in re.split(r"(\x1b\[\d*[FJ]|\n)", self.getvalue()):
+            if part == "\n":
+                lines.append("")
+            elif up := re.fullmatch(r"\x1b\[(\d+)F", part):
+                del lines[len(lines) - int(up[1]) :]
+                lines[-1] = ""
+            elif part != "\x1b[J":
+                lines[-1] += part
+        return [line for line in lines if line]
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setattr(board_lib, "SECONDS", 0.0)
+    monkeypatch.setattr(board_lib.shutil, "get_terminal_size", lambda: os.terminal_size((40, 10)))
+    return Terminal()
+
+
+def test_the_table_on_a_terminal_is_drawn_over_the_last_one_and_lines_that_stay_stand_above_it(terminal, monkeypatch):
+    monkeypatch.setattr("sys.stderr", terminal)
+    board = Board(5)
+    board.show([(2, "heads=1: step 3/20")], lambda: STATES)
+    board.say("point 0: complete")
+    board.show([(2, "heads=1: step 4/20"), (3, "heads=2: " + "x" * 60)], lambda: STATES)
+    first, counts, second, third = terminal.screen()
+    assert first == "point 0: complete"
+    assert counts == "5 points: 1 complete, 1 failed, 1 runni"  # cut at the width, or it would take two lines
+    assert second == "    2  heads=1: step 4/20" and len(third) == 39
+
+
+def test_a_log_gets_no_drawings(capsys):
+    board = Board(5)
+    board.show([(2, "heads=1: step 3/20")], lambda: STATES)
+    board.say("point 0: complete")
+    assert capsys.readouterr().err == "point 0: complete\n"
