@@ -17,6 +17,7 @@ import pytest
 from flaxformer_lite.model.attention import dot_product_attention
 from flaxformer_lite.model.masks import Pattern, Places
 
+pytestmark = pytest.mark.slow  # what it tests is a benchmark
 FILE = Path(__file__).parent.parent / "benchmarks" / "layer_cost.py"
 
 

@@ -73,6 +73,7 @@ def database(server):
     return server.url
 
 
+@pytest.mark.slow
 def test_a_point_of_a_database_is_handed_out_once_and_a_dead_workers_is_taken_up(database, tmp_path):
     first, second = (Study(tmp_path, name="claims", points=2, storage=database) for _ in range(2))
     for study in (first, second):

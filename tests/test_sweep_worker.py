@@ -160,7 +160,7 @@ def test_a_point_that_another_worker_has_taken_up_is_dropped_and_its_run_is_ende
         if len(looks) == 60:
             worker._free = []  # it shall not take the point up itself
             study._retry(study._latest()[0])
-        return look() or (len(looks) > 60 and not worker._active)
+        return look() or (len(looks) >= 60 and not worker._active)
 
     monkeypatch.setattr(worker, "_look", look_until_it_is_taken)
     worker.work()
