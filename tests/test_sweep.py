@@ -208,10 +208,10 @@ def test_why_a_run_has_failed_is_told_by_its_last_message_or_by_the_signal(tmp_p
 @pytest.mark.slow
 @SEES_PROCESSES
 def test_a_sweep_that_is_killed_five_times_ends_in_the_same_table_bit_for_bit(tmp_path):
-    sweep = write_sweep(tmp_path / "heads.py", HEADS, steps=60, seeds=(0, 3))
+    sweep = write_sweep(tmp_path / "heads.py", HEADS.replace("(1, 2, 4)", "(1, 2)"), steps=40, seeds=(0, 3))
     assert finish(sweep, tmp_path / "undisturbed").returncode == 0
     folder = tmp_path / "killed"
-    for number, step in ((0, 3), (0, 40), (1, 12), (1, 55), (2, 20)):
+    for number, step in ((0, 3), (1, 12), (0, 17), (1, 24), (0, 31)):  # what was begun goes on after what waits
         workdir = folder / "points" / f"{number:04}" / "seed0"
         with start(sweep, folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as sweeping:
             runs.wait_until(lambda: runs.last_step(workdir) >= step, sweeping, seconds=300)  # noqa: B023
@@ -224,7 +224,7 @@ def test_a_sweep_that_is_killed_five_times_ends_in_the_same_table_bit_for_bit(tm
     last = finish(sweep, folder)
     assert last.returncode == 0, last.stderr
     assert table(folder) == table(tmp_path / "undisturbed")
-    assert len({row["loss"] for row in table(folder)}) == 3, "the points do not differ"
+    assert len({row["loss"] for row in table(folder)}) == 2, "the points do not differ"
     for path, whole in logged(tmp_path / "undisturbed").items():  # and every run's losses
         workdir = Path(path.replace("undisturbed", "killed")).parent
         assert runs.losses(workdir) == runs.losses(Path(path).parent) != {}, whole[:0]
@@ -248,7 +248,7 @@ def test_a_signal_to_the_sweep_saves_its_runs_and_one_to_a_run_only_costs_it_a_r
     assert sweeping.returncode == 143 and b"to go on: the same command" in errors
     assert log.read_text().count("stopped after step") == 2 and not of_folder(folder)
     states = [row.state for row in SweepFolder(folder).rows()]
-    assert states == ["waiting"] * 3, "a run that a signal ended is no result"
+    assert states == ["begun", "waiting", "waiting"], "a run that a signal ended is no result"
 
 
 @pytest.mark.slow
@@ -267,14 +267,14 @@ def test_points_that_have_failed_are_run_once_more_when_asked(tmp_path):
 def test_a_hopeless_point_is_ended_early_and_is_in_the_table_as_pruned(tmp_path):
     points = (
         "def points(config):\n"
-        "    return [{'optim.learning_rate': rate} for rate in (1e-2, 1.1e-2, 1.2e-2, 1.3e-2, 1e-7)]\n"
+        "    rates = {1e-2: 20, 1.1e-2: 20, 1.2e-2: 20, 1.3e-2: 20, 1e-7: 600}\n"
+        "    return [{'optim.learning_rate': rate, 'train.num_steps': steps} for rate, steps in rates.items()]\n"
     )
-    sweep = write_sweep(tmp_path / "rates.py", points, steps=40, pruner="median")
-    done = finish(sweep, tmp_path / "S", "--config.train.num_steps=200")
+    done = finish(write_sweep(tmp_path / "rates.py", points, pruner="median"), tmp_path / "S")
     assert done.returncode == 0, done.stderr
     rows = table(tmp_path / "S")
     assert [row["state"] for row in rows] == ["complete"] * 4 + ["pruned"]
-    assert int(rows[4]["best_step"]) < 200
+    assert int(rows[4]["best_step"]) < 600
     record = json.loads((tmp_path / "S" / "points" / "0004" / "point.json").read_text())
     assert record["reason"] == "after step 10"
 

@@ -92,7 +92,7 @@ def test_a_point_of_a_database_is_handed_out_once_and_a_dead_workers_is_taken_up
 @pytest.mark.slow
 @SEES_PROCESSES
 def test_two_workers_never_run_the_same_point_and_one_that_is_killed_has_its_point_taken_up(database, tmp_path):
-    sweep = write_sweep(tmp_path / "heads.py", HEADS, steps=300)
+    sweep = write_sweep(tmp_path / "heads.py", HEADS, steps=120)
     alone, folder = tmp_path / "alone", tmp_path / "S"
     with start(sweep, alone, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as undisturbed:
         _, errors = undisturbed.communicate(timeout=600)
@@ -121,7 +121,7 @@ def test_two_workers_never_run_the_same_point_and_one_that_is_killed_has_its_poi
 
             def half_way() -> bool:
                 points = trained()
-                return {first.pid, second.pid} <= points.keys() and 10 <= runs.last_step(Path(points[first.pid])) < 200
+                return {first.pid, second.pid} <= points.keys() and 10 <= runs.last_step(Path(points[first.pid])) < 90
 
             runs.wait_until(half_way, first, seconds=400)
             number = int(Path(trained()[first.pid]).parent.name)
@@ -140,7 +140,7 @@ def test_two_workers_never_run_the_same_point_and_one_that_is_killed_has_its_poi
 
 @pytest.mark.slow
 def test_a_database_that_is_away_for_a_while_costs_no_point(server, tmp_path):
-    sweep, folder = write_sweep(tmp_path / "heads.py", HEADS, steps=150), tmp_path / "S"
+    sweep, folder = write_sweep(tmp_path / "heads.py", HEADS, steps=60), tmp_path / "S"
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
     with start(sweep, folder, f"--storage={server.url}", "--study=away", **pipes) as sweeping:
         workdir = folder / "points" / "0000" / "seed0"

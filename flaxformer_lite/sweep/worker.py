@@ -52,7 +52,9 @@ class Worker:
                     try:
                         if self._look():
                             break
-                        away_since = None
+                        if away_since is not None:
+                            self._study.states()  # not every look asks the study
+                            away_since = None
                     except AWAY as error:
                         self._study.look_anew()
                         if away_since is None:
