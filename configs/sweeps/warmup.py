@@ -1,7 +1,8 @@
 """Learning rate against warmup: how high the rate may rise, and how slowly it has to.
 
 Data      the small task of `default`: CLDR phrases, English to German
-Size      12 points, 400 steps each; 2 CPU cores will do
+Hardware  2 CPU cores, 12 minutes for 12 points of 400 steps with --jobs=2
+Expected  the lowest loss, 1.115, at a rate of 3e-3 after 200 steps of warmup; 2.70 after one step, at that rate
 Command   flaxformer-lite sweep --sweep=warmup --workdir=sweeps/warmup
 """
 
