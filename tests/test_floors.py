@@ -90,7 +90,7 @@ FLOORS = {
     "sweep.leashed": 13,
     "sweep.check": 8,
     "sweep.results": 4,
-    "sweep.board": 0,
+    "sweep.board": 2,
     "sweep.worker": 10,
     "sweep.cluster": 4,
     "sweep.pictures": 2,

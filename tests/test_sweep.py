@@ -9,9 +9,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import optuna
 import pytest
 import runs
 from conftest import made_once
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from flaxformer_lite import command_line, commands
 from flaxformer_lite.config import resolve
@@ -142,8 +145,12 @@ def test_the_best_config_is_a_file_that_train_takes(crashed_sweep):
 @pytest.mark.slow
 def test_a_finished_sweep_is_left_as_it_is_and_a_changed_file_is_refused(crashed_sweep, tmp_path):
     sweep, before = write_sweep(tmp_path / "rates.py", CRASHING), logged(crashed_sweep)
-    again = finish(sweep, crashed_sweep)
+    link = tmp_path / "under another name"  # as other machines may see it
+    link.symlink_to(crashed_sweep)
+    again = finish(sweep, link)
     assert again.returncode == 1 and logged(crashed_sweep) == before
+    journal = JournalStorage(JournalFileBackend(str(crashed_sweep / "journal.log")))
+    assert len(optuna.get_all_study_names(journal)) == 1
     changed = finish(write_sweep(tmp_path / "rates.py", CRASHING, steps=30), crashed_sweep)
     assert changed.returncode == 2 and "base.train.num_steps is not what the sweep in" in changed.stderr
     assert logged(crashed_sweep) == before

@@ -187,6 +187,12 @@ def test_a_point_written_as_a_file_is_the_same_config_again(load, tmp_path):
     assert resolve(command_line.load_config(file)) == point.config != resolve(default_config())
 
 
+def test_a_label_may_hold_any_text(tmp_path):
+    file = tmp_path / "point.py"
+    file.write_text(space.as_file(resolve(default_config()), r'Point 3: files=C:\new\"x\N"""'))
+    assert resolve(command_line.load_config(file)) == resolve(default_config())
+
+
 @pytest.mark.parametrize(("name", "file"), sorted(command_line.shipped_configs("sweeps").items()))
 def test_a_shipped_sweep_can_be_read_and_tells_its_command(name, file):
     assert len(space.load(file).points) >= 7

@@ -149,6 +149,19 @@ def test_a_run_without_the_objective_has_failed(sweep_with):
     assert [row.reason.split(";")[0] for row in folder.rows()] == ["no evaluation has a finite loss"] * 2
 
 
+def test_a_run_that_has_ended_when_its_point_is_found_to_be_anothers_is_left(sweep_with, monkeypatch):
+    worker, folder, study = sweep_with(WELL)
+    worker._look()
+    (active,) = worker._active
+    active._run._process.wait()
+    assert active._run.code == 0
+    worker._free = []
+    study._retry(study._latest()[0])
+    monkeypatch.setattr(study_lib, "RENEWAL", 0.0)
+    assert active.has_ended() and active.lost
+    assert states(folder)[0] == "begun"
+
+
 def test_a_point_that_another_worker_has_taken_up_is_dropped_and_its_run_is_ended(sweep_with, monkeypatch):
     marker = "open(workdir / 'pid', 'w').write(str(os.getpid()))\n"
     worker, folder, study = sweep_with(marker + "log(1, 'train', loss=1.0)\ntime.sleep(3600 * (seed == 0))\n" + WELL)

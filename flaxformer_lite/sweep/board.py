@@ -6,7 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-STATES = ("complete", "pruned", "failed", "running", "waiting")
+from flaxformer_lite.sweep.study import COMPLETE, FAILED, PRUNED, RUNNING, WAITING
+
+STATES = (COMPLETE, PRUNED, FAILED, RUNNING, WAITING)
 SECONDS = 2.0  # between two drawings
 
 

@@ -5,9 +5,11 @@ import sys
 from flaxformer_lite.sweep import check, cluster, report, space
 from flaxformer_lite.sweep.board import Board
 from flaxformer_lite.sweep.requests import SweepRequest
-from flaxformer_lite.sweep.results import FAILED, SweepFolder
+from flaxformer_lite.sweep.results import SweepFolder
 from flaxformer_lite.sweep.study import Study
 from flaxformer_lite.sweep.worker import Worker
+
+JOURNAL_STUDY = "sweep"  # the name of the one study in a folder's own journal, whatever the folder is called where
 
 
 def sweep(request: SweepRequest) -> int:
@@ -28,7 +30,7 @@ def sweep(request: SweepRequest) -> int:
     count = settings.trials if swept.points is None else len(swept.points)
     study = Study(
         folder.path,
-        name=request.study,
+        name=request.study if request.storage else JOURNAL_STUDY,
         sweep=identity,
         points=count,
         storage=request.storage,
@@ -47,8 +49,10 @@ def sweep(request: SweepRequest) -> int:
                 folder.point(number).forget_end()  # first: whoever takes it up is not to find that it has ended
                 study.retry(number)
         board = Board(count)
-        board.say(f"{count} points, {len(settings.seeds)} runs each; {len(swept.checked)} configs checked")
+        seeds = "a run" if len(settings.seeds) == 1 else f"{len(settings.seeds)} runs"
+        board.say(f"{count} points, {seeds} each; {len(swept.checked)} configs checked")
         code = Worker(swept, folder, study, jobs=request.jobs, gpus=request.gpus, board=board).work()
+        failed = study.failed()
     finally:
         study.close()
     if code:
@@ -56,4 +60,4 @@ def sweep(request: SweepRequest) -> int:
         return code
     text, paths = report.write(folder)
     print(text, *paths, sep="\n")
-    return int(any(row.state == FAILED for row in folder.rows()))
+    return int(bool(failed))

@@ -51,9 +51,8 @@ class Run:
         code = self._process.poll()
         if code is None and self._stopping is not None and time.monotonic() - self._stopping > PATIENCE:
             self._process.kill()
-        if code is not None and self._lifeline is not None:
-            os.close(self._lifeline)
-            self._lifeline = None
+        if code is not None:
+            self._let_go()
         return code
 
     def stop(self) -> None:
@@ -66,8 +65,13 @@ class Run:
         """Ends it at once."""
         self._process.kill()
         self._process.wait()
-        os.close(self._lifeline)
-        self._lifeline = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Closes the pipe of a process that has ended, once."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
     def reason(self) -> str:
         """Why it has failed: its last message, and its exit code."""

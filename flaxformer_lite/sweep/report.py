@@ -12,8 +12,9 @@ from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.places import write_whole
 from flaxformer_lite.plots import save
 from flaxformer_lite.sweep import check, pictures, study
-from flaxformer_lite.sweep.results import COMPLETE, FAILED, Row, SweepFolder
+from flaxformer_lite.sweep.results import Row, SweepFolder
 from flaxformer_lite.sweep.space import Settings
+from flaxformer_lite.sweep.study import COMPLETE, FAILED
 
 TIMES = ("tokens_per_second", "minutes")  # columns that measure time: no two runs have the same
 

@@ -17,9 +17,10 @@ from typing import Any
 
 from flaxformer_lite.places import write_new, write_whole
 from flaxformer_lite.sweep.space import Point, Settings, Sweep, scalar
+from flaxformer_lite.sweep.study import COMPLETE, FAILED, PRUNED, WAITING
 from flaxformer_lite.training import writers
 
-WAITING, BEGUN, COMPLETE, PRUNED, FAILED = ("waiting", "begun", "complete", "pruned", "failed")
+BEGUN = "begun"  # by a worker, of which this folder does not tell whether it is at work
 ENDED = (COMPLETE, PRUNED, FAILED)
 
 

@@ -325,6 +325,7 @@ def as_file(point: Config, title: str) -> str:
     for name, _, value in config_lib.differences(Config(), point):
         lines.append(f"    config.{name} = {value!r}")
     body = "\n".join(lines)
+    title = title.replace("\\", "/").replace('"', "'")  # a label may hold any text
     return (
         f'"""{title}."""\n\nfrom flaxformer_lite.config import default_config\n\n\n'
         f"def get_config():\n    config = default_config()\n{body}\n    return config\n"

@@ -9,9 +9,9 @@ from flaxformer_lite.places import write_whole
 from flaxformer_lite.sweep import check, space
 from flaxformer_lite.sweep.board import Board
 from flaxformer_lite.sweep.process import STOPPED, Run
-from flaxformer_lite.sweep.results import COMPLETE, ENDED, FAILED, PRUNED, PointFolder, SweepFolder, evaluations
+from flaxformer_lite.sweep.results import ENDED, PointFolder, SweepFolder, evaluations
 from flaxformer_lite.sweep.space import Point, Sweep
-from flaxformer_lite.sweep.study import AWAY, LEASE, Claim, Study
+from flaxformer_lite.sweep.study import AWAY, COMPLETE, FAILED, LEASE, PRUNED, Claim, Study
 from flaxformer_lite.training import writers
 from flaxformer_lite.training.interrupt import Interrupt
 
