@@ -298,7 +298,9 @@ def test_processes_write_what_one_writes_without_jax_and_without_a_word(
 
 
 def test_where_a_process_fails_this_one_does_its_work(tokens, phrases, folder, monkeypatch, caplog):
-    monkeypatch.setattr(store, "CHILD", "import os; os.write(1, b'7\\n'); raise SystemExit('out of memory')")
+    # Both complain at the same time, each in two writes, as Python does with the message of a SystemExit.
+    says = "os.write(1, b'7\\n'); os.write(2, b'out of memory'); time.sleep(0.5); os.write(2, b'\\n'); os._exit(1)"
+    monkeypatch.setattr(store, "CHILD", f"import os, time; {says}")
     with caplog.at_level(logging.WARNING):
         columns = store.tokenised(without_store(phrases, folder), tokens, processes=2)
     assert as_lists(columns) == whole(phrases, tokens)

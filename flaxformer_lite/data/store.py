@@ -80,7 +80,7 @@ def tokenised(
 
 def _key(reader: Reader, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
     data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
-    made_by = None if column == "label" else [tokenizer.fingerprint, *map(int, start)]
+    made_by = None if column == "label" else [tokenizer.made_by(column), *map(int, start)]
     return hashlib.sha256(json.dumps([data, made_by]).encode()).hexdigest()[:32]
 
 
@@ -153,7 +153,7 @@ class _Work:
     def _rows(self, column: str, given: Sequence[str] | np.ndarray) -> Sequence[Sequence[int] | np.ndarray]:
         if column == "label":
             return given[:, None]
-        rows = self.tokenizer.encode(given, threads=1)
+        rows = self.tokenizer.encode(given, side=column, threads=1)
         return [[*self.start, *ids] for ids in rows] if self.start else rows
 
 
@@ -220,28 +220,32 @@ def do_part(job: str, part: int) -> None:
 
 def _in_processes(work: _Work, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]) -> bool:
     """Has every part done by a process of its own; False, after a warning, if one of them failed."""
-    job, complaints, processes = folder / "job", folder / "complaints", len(work.border) - 1
+    job, processes = folder / "job", len(work.border) - 1
+    complaints = [folder / f"complaint{part}" for part in range(processes)]
     job.write_bytes(pickle.dumps((work, folder, columns)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     read_end, write_end = os.pipe()
     children = []
-    with os.fdopen(read_end) as lines, complaints.open("wb") as complaint:
-        pipes = dict(stdin=subprocess.DEVNULL, stdout=write_end, stderr=complaint)
+    with os.fdopen(read_end) as lines:
+        pipes = dict(stdin=subprocess.DEVNULL, stdout=write_end)
         try:
             try:
-                for part in range(processes):
+                for part, complaint in enumerate(complaints):
                     command = [sys.executable, "-c", CHILD, str(job), str(part)]
-                    children.append(subprocess.Popen(command, env=environment, start_new_session=True, **pipes))
+                    with complaint.open("wb") as stderr:
+                        start = dict(env=environment, start_new_session=True, **pipes, stderr=stderr)
+                        children.append(subprocess.Popen(command, **start))
             finally:
                 os.close(write_end)
             for line in lines:
                 done(int(line))
-            failed = [code for code in [child.wait() for child in children] if code]
+            failed = [part for part, child in enumerate(children) if child.wait()]
         finally:
             for child in children:
                 child.kill()
                 child.wait()
     if failed:
-        reason = (complaints.read_text(errors="replace").splitlines() or [f"exit code {failed[0]}"])[-1]
+        said = complaints[failed[0]].read_text(errors="replace").splitlines()
+        reason = said[-1] if said else f"exit code {children[failed[0]].returncode}"
         logging.warning("Tokenising in %d processes failed (%s); going on in this one.", processes, reason)
     return not failed
