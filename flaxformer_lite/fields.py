@@ -63,7 +63,7 @@ class DataConfig:
     test_dataset: str | None = None  # what to test on; None: `dataset`
     validation_split: str = "validation"  # measured at each evaluation; picks the best checkpoint
     test_split: str = "test"  # measured once, at the end
-    tokenizer: str = "unigram"  # SentencePiece model: 'unigram' or 'bpe'; section 5.1 uses byte-pair encoding
+    tokenizer: str = "unigram"  # 'unigram' or 'bpe' (section 5.1), trained by SentencePiece; 'marian': an imported one
     vocab_size: int = 37000  # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
     vocabulary_sample: int = 100_000  # texts, at even distances, that the tokenizer is trained on; fewer: all
     subword_sampling: float = 0.0  # training texts cut anew each epoch: 'bpe' dropout, 'unigram' alpha; 0: always alike
@@ -123,7 +123,8 @@ class DecodeConfig:
     method: str = "greedy"  # 'greedy': the likeliest token; 'sample': drawn by temperature, top_k, top_p; 'beam': 6.1;
     # 'mask_predict': all tokens at once, the unlikeliest again and again (Ghazvininejad 2019, section 3)
     beam_size: int = 4  # 'beam': hypotheses that are kept; section 6.1
-    alpha: float = 0.6  # 'beam': scores are divided by ((5 + length) / 6)^alpha (Wu 2016, equation 14); section 6.1
+    alpha: float = 0.6  # 'beam': the power of the length that scores are divided by; section 6.1
+    penalty: str = "wu"  # 'beam': that length, (5 + length) / 6 (Wu 2016, equation 14); 'power': the length itself
     iterations: int = 10  # 'mask_predict': how often tokens are predicted
     length_candidates: int = 5  # 'mask_predict': likeliest lengths that are tried, of which the best text is taken
     temperature: float = 1.0  # 'sample': logits are divided by this; below 1 likely tokens become likelier
@@ -172,11 +173,12 @@ CHOICES = {
     "model.norm_placement": ("post", "pre"),
     "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
-    "data.tokenizer": ("unigram", "bpe"),
+    "data.tokenizer": ("unigram", "bpe", "marian"),
     "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
     "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
     "decode.method": ("greedy", "sample", "beam", "mask_predict"),
+    "decode.penalty": ("wu", "power"),
     "parallel.mode": ("mesh", "pmap"),
 }
 OWN_TEXT = ("parallel_text", "plain_text", "labelled_text")  # values of data.dataset that read files
@@ -216,7 +218,7 @@ READ_IF = {
     **dict.fromkeys(
         [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")
     ),
-    **dict.fromkeys(("decode.beam_size", "decode.alpha"), ("decode.method", "beam")),
+    **dict.fromkeys([f"decode.{field}" for field in ("beam_size", "alpha", "penalty")], ("decode.method", "beam")),
     **dict.fromkeys(("decode.iterations", "decode.length_candidates"), ("decode.method", "mask_predict")),
 }
 
@@ -225,4 +227,10 @@ READ_IF = {
 # train.num_steps.
 RESUMED = "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience".split()
 RESUMED += ["decode_examples", "profile"]
+# What weights that came from elsewhere have fixed before the first step; the rest is free until then.
+NOT_IN_WEIGHTS = ("dropout", "attention_dropout", "dtype", "remat", "backend")
+FIXED_BY_WEIGHTS = ("data.tokenizer", "data.vocab_size")
+FIXED_BY_WEIGHTS += tuple(
+    f"model.{each.name}" for each in dataclasses.fields(ModelConfig) if each.name not in NOT_IN_WEIGHTS
+)
 MAY_DIFFER_ON_RESUME = ("parallel.", "decode.", "model.backend", "model.remat", *(f"train.{name}" for name in RESUMED))

@@ -141,6 +141,32 @@ def write_new(path: Path, content: str) -> None:
         partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder, on disk, to be filled by the block, that is at `path` once the block has ended, and else nowhere.
+
+    Raises:
+      ValueError: there is something at `path`, or it cannot be written to.
+    """
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ValueError(f"{path}: expected a name for a new folder, and there is something; choose another.")
+    if path.absolute() == Path.cwd():
+        raise ValueError(f"{path}: expected a name for a new folder, and it is the one to work in; choose another.")
+    partial = path.absolute().with_name(f"{path.absolute().name}.{uuid.uuid4().hex[:8]}.partial")
+    made = [folder for folder in partial.parents if not folder.exists()]
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written to: {error.strerror or error}; choose another folder.") from error
+    finally:
+        remove_tree(partial)
+        for folder in made:  # those around it that hold nothing now
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
 def check_bucket(path: Path) -> None:
     """Raises ValueError if the bucket that `path` names cannot be listed."""
     bucket = os.fspath(path).removeprefix(BUCKETS).split("/")[0]

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flaxformer_lite import config as config_lib
-from flaxformer_lite.config import Config
+from flaxformer_lite.config import Config, DataConfig
+from flaxformer_lite.fields import FIXED_BY_WEIGHTS
 from flaxformer_lite.places import (
     absolute,
     check_bucket,
@@ -53,6 +54,11 @@ class Workdir:
     def checkpoints(self) -> Path:
         """One folder a step."""
         return self.path / "checkpoints"
+
+    @property
+    def imported(self) -> Path:
+        """Where the weights of step 0 came from, JSON, if they came from elsewhere."""
+        return self.path / "imported.json"
 
     @property
     def log(self) -> Path:
@@ -134,7 +140,8 @@ def read_config(path: Path) -> Config:
 def check(path: Path, config: Config) -> None:
     """Raises ValueError if `path` cannot be the workdir of `config`; creates nothing.
 
-    A run that exists may go on with another `MAY_DIFFER_ON_RESUME`, and with nothing else changed.
+    A run that exists may go on with another `MAY_DIFFER_ON_RESUME`, and with nothing else changed; imported weights
+    that no step has changed yet may be trained in any way, as the model that they are.
     """
     path = place(path)
     if in_bucket(path):
@@ -142,12 +149,35 @@ def check(path: Path, config: Config) -> None:
     else:
         _check_folder(path)
     if Workdir(path).config.exists():
+        untrained = is_untrained(path)
+        if untrained and config.data.dataset == DataConfig().dataset:
+            raise ValueError(
+                f"config.data.dataset: expected what the imported weights in {path} are to learn, and "
+                f"{config.data.dataset!r} is the default; name it, for example parallel_text with data.train_files."
+            )
         for name, old, new in config_lib.differences(read_config(path), config):
-            if not name.startswith(config_lib.MAY_DIFFER_ON_RESUME):
+            free = name not in FIXED_BY_WEIGHTS if untrained else name.startswith(config_lib.MAY_DIFFER_ON_RESUME)
+            if not free:
                 raise ValueError(
                     f"config.{name}: the run in {path} has {old!r}, and this start asks for {new!r}; "
                     "leave it as it was, or use a new --workdir."
                 )
+
+
+def is_untrained(path: Path) -> bool:
+    """Whether `path` holds imported weights, and no checkpoint of a later step.
+
+    Raises:
+      ValueError: the weights are gone, and no checkpoint is there.
+    """
+    paths = Workdir(place(path))
+    if not paths.imported.exists():
+        return False
+    entries = paths.checkpoints.iterdir() if paths.checkpoints.exists() else ()
+    steps = {entry.name for entry in entries if entry.name.isdecimal()}
+    if not steps:
+        raise ValueError(f"{paths.checkpoints}: the imported weights are gone; import them again, to a new --workdir.")
+    return steps == {"0"}
 
 
 def _check_folder(path: Path) -> None:

@@ -125,7 +125,8 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
 
 def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
     """`texts` tokenised and planned; raises ValueError if no example fits the batches."""
-    source, target = (None if side is None else tokens.encode(side) for side in (texts.source, texts.target))
+    given = {"source": texts.source, "target": texts.target}
+    source, target = (None if part is None else tokens.encode(part, side=side) for side, part in given.items())
     if source is not None and _start(config):
         source = [np.concatenate([_start(config), ids]).astype(np.int32) for ids in source]
     examples = Tokens(source, target, texts.label)
@@ -230,7 +231,7 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
         tokenizer.train(texts, tokenizer_path, vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("the tokenizer is trained")
-    tokens = Tokenizer(tokenizer_path)
+    tokens = tokenizer.load(tokenizer_path)
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_split(dataset.part("validation"), config.data.validation_split, tokens, config)
     return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))
