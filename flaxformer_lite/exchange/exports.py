@@ -1,0 +1,29 @@
+"""A run as a folder that other engines read."""
+
+from pathlib import Path
+
+from flaxformer_lite.exchange import to_ctranslate2, to_huggingface, to_safetensors
+from flaxformer_lite.exchange.card import card
+from flaxformer_lite.places import new_folder, place
+from flaxformer_lite.trained import Trained
+from flaxformer_lite.workdir import Workdir
+
+
+def export(run: Trained, workdir: Path, output: Path, *, kind: str, quantization: str, license: str | None) -> None:
+    """Writes the folder `output`, whole or not at all.
+
+    Args:
+      kind: 'ctranslate2', 'huggingface' or 'safetensors'.
+      quantization: of 'ctranslate2'.
+      license: what the card says; None: that of imported weights, or unknown.
+
+    Raises:
+      ValueError: the format cannot hold the model, or the folder cannot be written.
+    """
+    with new_folder(output) as folder:
+        if kind == "ctranslate2":
+            name, usage = to_ctranslate2.write(run, folder, quantization=quantization)
+        else:
+            name, usage = {"huggingface": to_huggingface, "safetensors": to_safetensors}[kind].write(run, folder)
+        text = card(run, Workdir(place(workdir)), kind=name, usage=usage, license=license)
+        (folder / "README.md").write_text(text, encoding="utf-8")

@@ -1,0 +1,89 @@
+"""A run as a folder that CTranslate2 loads."""
+
+from pathlib import Path
+from typing import Any
+
+from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
+from flaxformer_lite.exchange import ctranslate2_spec
+from flaxformer_lite.exchange.folder import about_decoding, on_host, power_of_length, write_json, write_models
+from flaxformer_lite.trained import Trained
+
+# Theirs ends once so many times the beam have ended, ours once none can be overtaken any more. With 2 both found the
+# same for all of 1,000 sentences, with 1, their default, for 985.
+PATIENCE = 2
+
+
+def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
+    """What CTranslate2 loads, with the tokenizer and decode.json, the arguments that decode as the run does.
+
+    Returns:
+      The name of the format, and how to use it.
+
+    Raises:
+      ValueError: CTranslate2 cannot run such a model, or decode so; the field is named.
+    """
+    model, translates = run.config.model, run.config.model.architecture == "encoder_decoder"
+    spec = ctranslate2_spec.build(model, on_host(run))
+    source, target = (run.tokenizer.vocabulary_of(side) for side in ("source", "target"))
+    special = {"bos_token": target[BOS], "eos_token": target[EOS], "unk_token": target[UNK]}
+    if translates:
+        spec.register_source_vocabulary(source)
+        spec.register_target_vocabulary(target)
+        special |= {"decoder_start_token": target[BOS], "add_source_eos": True}
+    else:
+        spec.register_vocabulary(target)
+    for name, value in special.items():
+        setattr(spec.config, name, value)
+    spec.validate()
+    spec.optimize(quantization)
+    spec.save(str(folder))
+    write_models(run, folder)
+    arguments = ctranslate2_arguments(run.config.decode, translates=translates, longest=run.longest)
+    write_json(folder / "decode.json", arguments | {"suppress_sequences": [[target[PAD]], [target[BOS]]]})
+    return "CTranslate2", _usage(run, source, target, translates=translates) + about_decoding(run, "CTranslate2")
+
+
+def _usage(run: Trained, source: list[str], target: list[str], *, translates: bool) -> str:
+    """The imports and the three lines of Python that write a text."""
+    models = list(run.tokenizer.models)
+    opened = ", ".join(f'sentencepiece.SentencePieceProcessor("{name}")' for name in (models[0], models[-1]))
+    code = next((piece for piece in source if piece.startswith(">>") and piece.endswith("<<")), None)
+    begins = [repr(code)] if code else [] if translates else [f'"{target[BOS]}"']
+    pieces = ", ".join([*begins, '*source.encode("A text.", out_type=str)'])
+    engine, result = 'Translator(".").translate_batch', "hypotheses"
+    if not translates:
+        engine, result = 'Generator(".").generate_batch', "sequences"
+    # Of a vocabulary that two models share, a model joins only the pieces that it knows.
+    joined = '.replace("\\u2581", " ").strip()' if len(models) > 1 else ""
+    lines = [
+        "import ctranslate2, json, pathlib, sentencepiece",
+        f"source, target = {opened}",
+        f'found = ctranslate2.{engine}([[{pieces}]], **json.loads(pathlib.Path("decode.json").read_text()))',
+        f"print(target.decode(found[0].{result}[0]){joined})",
+    ]
+    usage = "In this folder, with `pip install ctranslate2 sentencepiece`:\n\n```python\n" + "\n".join(lines) + "\n```"
+    if code:
+        usage += f"\n\nA text begins with the code of the language to write, a token of its own, such as {code}."
+    return usage
+
+
+def ctranslate2_arguments(decode: DecodeConfig, *, translates: bool, longest: int) -> dict[str, Any]:
+    """Arguments of `translate_batch`, or of `generate_batch`, that decode as `decode` says.
+
+    Args:
+      longest: tokens of a text; theirs is a number for all texts, not one for each.
+    """
+    arguments: dict[str, Any] = {"beam_size": 1, "disable_unk": True}
+    arguments["min_decoding_length" if translates else "min_length"] = decode.min_length
+    arguments["max_decoding_length" if translates else "max_length"] = longest
+    if not translates:
+        arguments["include_prompt_in_result"] = True
+    if decode.no_repeat_ngram is not None:
+        arguments["no_repeat_ngram_size"] = decode.no_repeat_ngram
+    if decode.method == "beam":
+        arguments |= {"beam_size": decode.beam_size, "length_penalty": power_of_length(decode), "patience": PATIENCE}
+    if decode.method == "sample":
+        arguments |= {"sampling_temperature": decode.temperature, "sampling_topk": decode.top_k or 0}
+        arguments["sampling_topp"] = decode.top_p or 1.0
+    return arguments
