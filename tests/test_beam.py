@@ -29,8 +29,8 @@ def number(ids):
     return sum(token * V**i for i, token in enumerate(ids))
 
 
-def penalty(length, alpha):
-    return ((5 + length) / 6) ** alpha
+def penalty(length, alpha, kind="wu"):
+    return {"wu": (5 + length) / 6, "power": length}[kind] ** alpha
 
 
 def step_of(rows):
@@ -50,9 +50,9 @@ def step_of(rows):
     return step
 
 
-def searched(rows, limits, *, n_best, beam_size=ALL, alpha=0.6):
+def searched(rows, limits, *, n_best, beam_size=ALL, alpha=0.6, kind="wu"):
     """What beam search finds in each row: a list of (text, score)."""
-    search = beam.Search(beam_size=beam_size, n_best=n_best, alpha=alpha, max_length=T, end=END)
+    search = beam.Search(beam_size=beam_size, n_best=n_best, alpha=alpha, penalty=kind, max_length=T, end=END)
     run = jax.jit(lambda cache, limit_B: beam.beam_search(step_of(rows), cache, limit_B, search))
     ids_BNT, score_BN = run(jnp.zeros((len(rows), beam_size, T), jnp.int32), jnp.asarray(limits))
     assert ids_BNT.shape == (len(rows), n_best, T)
@@ -66,7 +66,7 @@ def searched(rows, limits, *, n_best, beam_size=ALL, alpha=0.6):
     ]
 
 
-def every_text(row, limit, alpha):
+def every_text(row, limit, alpha, kind="wu"):
     """All texts of a row with their scores, those with an end symbol first, best first."""
     ended, cut = [], []
 
@@ -74,7 +74,7 @@ def every_text(row, limit, alpha):
         for token in range(1, V):
             text, total = [*ids, token], log_prob + float(table(row)[len(ids), number(ids), token])
             if token == END or len(text) == limit:
-                (ended if token == END else cut).append((text, total / penalty(len(text), alpha)))
+                (ended if token == END else cut).append((text, total / penalty(len(text), alpha, kind)))
             else:
                 go_on(text, total)
 
@@ -83,7 +83,7 @@ def every_text(row, limit, alpha):
     return [item for part in (ended, cut) for item in sorted(part, key=lambda item: -item[1])]
 
 
-def by_definition(row, limit, *, beam_size, n_best, alpha):
+def by_definition(row, limit, *, beam_size, n_best, alpha, kind):
     """Beam search in lists, without stopping before the limit."""
     live, ended = [([], 0.0)] * min(limit, 1), []
     for length in range(1, limit + 1):
@@ -93,9 +93,9 @@ def by_definition(row, limit, *, beam_size, n_best, alpha):
             for token in range(1, V)
         ]
         candidates.sort(key=lambda item: -item[1])
-        ended += [(ids, s / penalty(length, alpha)) for ids, s in candidates[:beam_size] if ids[-1] == END]
+        ended += [(ids, s / penalty(length, alpha, kind)) for ids, s in candidates[:beam_size] if ids[-1] == END]
         live = [item for item in candidates if item[0][-1] != END][:beam_size]
-    cut = [(ids, s / penalty(limit, alpha)) for ids, s in live]
+    cut = [(ids, s / penalty(limit, alpha, kind)) for ids, s in live]
     return [item for part in (ended, cut) for item in sorted(part, key=lambda item: -item[1])][:n_best]
 
 
@@ -104,33 +104,39 @@ def assert_same(found, expected):
     np.testing.assert_allclose([score for _, score in found], [score for _, score in expected], atol=1e-5)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, pytest.param(1.0, marks=pytest.mark.slow)])
-def test_a_beam_wide_enough_finds_the_best_of_all_texts_in_their_order(alpha):
+@pytest.mark.parametrize(
+    ("alpha", "kind"), [(0.0, "wu"), (0.6, "wu"), (1.0, "power"), pytest.param(1.0, "wu", marks=pytest.mark.slow)]
+)
+def test_a_beam_wide_enough_finds_the_best_of_all_texts_in_their_order(alpha, kind):
     rows, limits = [0, 1, 2, 3, 4], [4, 1, 0, 3, 2]
-    found = searched(rows, limits, n_best=59, alpha=alpha)
+    found = searched(rows, limits, n_best=59, alpha=alpha, kind=kind)
     assert [len(texts) for texts in found] == [59, 4, 0, 40, 13]
     for row, limit, texts in zip(rows, limits, found, strict=True):
-        assert_same(texts, every_text(row, limit, alpha)[:59])
+        assert_same(texts, every_text(row, limit, alpha, kind)[:59])
 
 
 def test_the_penalty_decides_which_text_is_best():
-    orders = [[text for text, _ in every_text(0, 4, alpha)[:7]] for alpha in (0.0, 0.6, 1.0)]
-    assert orders[0] != orders[1] != orders[2]
+    kinds = [(0.0, "wu"), (0.6, "wu"), (1.0, "wu"), (1.0, "power")]
+    orders = [[text for text, _ in every_text(0, 4, *kind)[:7]] for kind in kinds]
+    assert orders[0] != orders[1] != orders[2] != orders[3]
 
 
 @pytest.mark.parametrize(
-    ("beam_size", "n_best", "alpha"),
+    ("beam_size", "n_best", "alpha", "kind"),
     [
-        (1, 1, 0.6),
-        (3, 2, 1.0),
-        *(pytest.param(*values, marks=pytest.mark.slow) for values in [(2, 1, 1.0), (2, 2, 0.0), (7, 5, 0.6)]),
+        (1, 1, 0.6, "wu"),
+        (3, 2, 1.0, "power"),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in [(3, 2, 1.0, "wu"), (2, 1, 1.0, "wu"), (2, 2, 0.0, "wu"), (7, 5, 0.6, "wu")]
+        ),
     ],
 )
-def test_a_narrow_beam_finds_what_its_definition_finds_without_ever_stopping_early(beam_size, n_best, alpha):
+def test_a_narrow_beam_finds_what_its_definition_finds_without_ever_stopping_early(beam_size, n_best, alpha, kind):
     rows, limits = list(range(11)), [4, 3, 2, 1, 4, 0, 4, 4, 4, 4, 4]
-    options = {"beam_size": beam_size, "n_best": n_best, "alpha": alpha}
+    options = {"beam_size": beam_size, "n_best": n_best, "alpha": alpha, "kind": kind}
     expected = [by_definition(row, limit, **options) for row, limit in zip(rows, limits, strict=True)]
-    best = [every_text(row, limit, alpha)[:n_best] for row, limit in zip(rows, limits, strict=True)]
+    best = [every_text(row, limit, alpha, kind)[:n_best] for row, limit in zip(rows, limits, strict=True)]
     assert beam_size > 2 or any(a[0][0] != b[0][0] for a, b in zip(expected, best, strict=True) if a)
     for texts, texts_by_definition in zip(searched(rows, limits, **options), expected, strict=True):
         assert_same(texts, texts_by_definition)
@@ -166,7 +172,7 @@ def chain(log_probs, *, alpha, limit, beam_size=1):
         row_V = jnp.full(V, -jnp.inf).at[3].set(go_on_L[state.index]).at[END].set(ends_L[state.index])
         return jnp.broadcast_to(row_V, (*state.log_prob_BW.shape, V)), state.cache
 
-    search = beam.Search(beam_size=beam_size, n_best=1, alpha=alpha, max_length=limit, end=END)
+    search = beam.Search(beam_size=beam_size, n_best=1, alpha=alpha, penalty="wu", max_length=limit, end=END)
     limit_B = jnp.array([limit])
     state = beam.start((), limit_B, search)
     return jax.jit(lambda state: beam.run(step, state, limit_B, search))(state)
@@ -203,7 +209,7 @@ def test_texts_that_were_cut_at_their_limit_come_after_all_that_ended():
 
 
 def test_where_there_are_fewer_texts_than_wanted_the_rest_is_padding_with_no_score():
-    search = beam.Search(beam_size=ALL, n_best=7, alpha=0.6, max_length=T, end=END)
+    search = beam.Search(beam_size=ALL, n_best=7, alpha=0.6, penalty="wu", max_length=T, end=END)
     ids, score = beam.beam_search(step_of([0, 0]), jnp.zeros((2, ALL, T), jnp.int32), jnp.array([1, 0]), search)
     assert np.isfinite(score).sum(axis=1).tolist() == [4, 0]
     assert not ids[0, 4:].any() and not ids[1].any()
@@ -211,7 +217,7 @@ def test_where_there_are_fewer_texts_than_wanted_the_rest_is_padding_with_no_sco
 
 def test_where_nothing_may_follow_the_search_ends_without_a_text():
     step = lambda state: (jnp.full((*state.log_prob_BW.shape, V), -jnp.inf), state.cache)  # noqa: E731
-    search = beam.Search(beam_size=3, n_best=2, alpha=0.6, max_length=T, end=END)
+    search = beam.Search(beam_size=3, n_best=2, alpha=0.6, penalty="wu", max_length=T, end=END)
     ids, score = beam.beam_search(step, (), jnp.array([T]), search)
     assert not ids.any() and (score == -jnp.inf).all()
 
@@ -226,15 +232,20 @@ def test_where_nothing_may_follow_the_search_ends_without_a_text():
     ],
 )
 def test_a_search_that_could_not_stop_or_not_hold_its_texts_is_refused(wrong, says):
-    search = beam.Search(**{"beam_size": 3, "n_best": 2, "alpha": 0.6, "max_length": T, "end": END, **wrong})
+    right = {"beam_size": 3, "n_best": 2, "alpha": 0.6, "penalty": "wu", "max_length": T, "end": END}
+    search = beam.Search(**{**right, **wrong})
     with pytest.raises(ValueError) as caught:
         beam.beam_search(step_of([0]), jnp.zeros((1, 3, T), jnp.int32), jnp.array([T]), search)
     assert str(caught.value).startswith(says)
 
 
 def test_the_penalty_is_one_for_one_token_and_grows_with_the_power_alpha():
-    assert beam.length_penalty(1, 0.6) == 1 and beam.length_penalty(7, 0.0) == 1
-    assert beam.length_penalty(7, 1.0) == 2 and beam.length_penalty(7, 0.6) == pytest.approx(2**0.6)
+    def of(length, alpha, kind="wu"):
+        return beam.length_penalty(length, beam.Search(4, 1, alpha=alpha, penalty=kind, max_length=T, end=END))
+
+    assert of(1, 0.6) == 1 and of(7, 0.0) == 1
+    assert of(7, 1.0) == 2 and of(7, 0.6) == pytest.approx(2**0.6)
+    assert of(1, 0.6, "power") == 1 and of(7, 0.0, "power") == 1 and of(7, 2.0, "power") == 49
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])

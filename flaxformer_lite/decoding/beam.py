@@ -19,6 +19,12 @@ PAD = 0  # the token id that fills a row after its last token
 NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does not exist
 SMALL = 8  # blocks of fewer are not worth their maxima in `top_k_of_row`
 
+# What the log-probability of a text of `length` tokens, the end symbol among them, is divided by, before the power.
+PENALTIES = {
+    "wu": lambda length: (5.0 + length) / 6.0,  # Wu 2016, equation 14
+    "power": lambda length: 1.0 * length,  # as Hugging Face and CTranslate2 have it
+}
+
 # Beams -> (log_prob_BWV, cache): the log-probabilities, float32, of what may follow each live hypothesis; -inf for a
 # token that may not. What it wants to know later of this step it keeps in the cache, which has W parts.
 StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
@@ -31,6 +37,7 @@ class Search:
     beam_size: int  # W
     n_best: int  # N
     alpha: float  # of the length penalty
+    penalty: str  # which one, of PENALTIES
     max_length: int  # T
     end: int  # the end symbol
 
@@ -52,9 +59,9 @@ class Beams:
     cache: Any
 
 
-def length_penalty(length: jax.Array | float, alpha: float) -> jax.Array | float:
-    """((5 + length) / 6)^alpha: what the log-probability of so many tokens is divided by. Wu 2016, equation 14."""
-    return ((5.0 + length) / 6.0) ** alpha
+def length_penalty(length: jax.Array | float, search: Search) -> jax.Array | float:
+    """What the log-probability of so many tokens, the end symbol among them, is divided by; it never falls."""
+    return PENALTIES[search.penalty](length) ** search.alpha
 
 
 def beam_search(step_fn: StepFn, cache: Any, limit_B: jax.Array, search: Search) -> tuple[jax.Array, jax.Array]:
@@ -116,7 +123,7 @@ def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search)
     total_BWV = state.log_prob_BW[:, :, None] + log_prob_BWV
     end_BW, on_BW, parent_BW, token_BW = _candidates(total_BWV, search.end)
 
-    score_BW = end_BW / length_penalty(length, search.alpha)
+    score_BW = end_BW / length_penalty(length, search)
     ended_BWT = _write(state.live_BWT, jnp.full_like(token_BW, search.end), index)
     done_BNT, score_BN = _best((state.done_BNT, state.score_BN), (ended_BWT, score_BW))
 
@@ -125,7 +132,7 @@ def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search)
     past_1T = (jnp.arange(search.max_length) <= index)[None, None]
     part_BWT = jnp.where(past_1T, _take(state.part_BWT, parent_BW), state.part_BWT)
     at_limit_B1 = (length >= limit_B)[:, None]
-    cut_BW = jnp.where(at_limit_B1, on_BW / length_penalty(length, search.alpha), NONE)
+    cut_BW = jnp.where(at_limit_B1, on_BW / length_penalty(length, search), NONE)
     done_BNT, score_BN = _fill((done_BNT, score_BN), (live_BWT, cut_BW))
     over_B1 = ~(state.log_prob_BW > NONE).any(axis=1, keepdims=True)
     done_BNT = jnp.where(over_B1[:, :, None], state.done_BNT, done_BNT)
@@ -136,7 +143,7 @@ def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search)
     # log-probability s becomes, its score is at most s / penalty(limit). Once the N-th finished text is no worse than
     # this bound for the best live one, nothing can change. (Stopping at the first N finished texts, or comparing with
     # s / penalty(length so far), is not safe: a longer text may still overtake.)
-    bound_B1 = on_BW[:, :1] / length_penalty(limit_B, search.alpha)[:, None]
+    bound_B1 = on_BW[:, :1] / length_penalty(limit_B, search)[:, None]
     certain_B1 = at_limit_B1 | (score_BN[:, -1:] >= bound_B1)
     on_BW = jnp.where(certain_B1, NONE, on_BW)
     return Beams(length, live_BWT, part_BWT, on_BW, done_BNT, score_BN, cache)

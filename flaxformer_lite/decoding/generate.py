@@ -182,8 +182,8 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
         forced_BWV = sampling.force(log_prob_BWV, given_BW)
         return jnp.where((given_BW != PAD)[:, :, None], forced_BWV, allowed_BWV), cache
 
-    W, alpha = config.beam_size, config.alpha
-    wanted = beam.Search(beam_size=W, n_best=n_best, alpha=alpha, max_length=max_length, end=EOS)
+    W, penalty = config.beam_size, {"alpha": config.alpha, "penalty": config.penalty}
+    wanted = beam.Search(beam_size=W, n_best=n_best, max_length=max_length, end=EOS, **penalty)
 
     def run(state: beam.Beams, room: int) -> beam.Beams:
         state = state.replace(cache=state.cache.with_room(room, W))
