@@ -59,6 +59,19 @@ def test_work_is_done_in_order_unless_it_is_hurried():
     assert order == [2, 0, 1, 3]
 
 
+def test_what_has_not_begun_when_a_background_is_left_is_dropped():
+    begun, release, done = threading.Event(), threading.Event(), []
+    with pytest.raises(KeyError), Background() as background:
+        first = background.submit(lambda: (begun.set(), release.wait(), done.append("first")))
+        second = background.submit(done.append, "second")
+        assert begun.wait(10)
+        raise KeyError
+    assert second.cancelled()
+    release.set()
+    first.result(timeout=10)
+    assert background.submit(len, done).result(timeout=10) == 1
+
+
 def test_hurrying_what_is_done_changes_nothing():
     background = Background()
     future = background.submit(int, "11")

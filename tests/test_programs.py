@@ -7,6 +7,7 @@ import runs
 
 from flaxformer_lite.config import Config
 from flaxformer_lite.training import memory, parallel
+from flaxformer_lite.training.interrupt import Background
 from flaxformer_lite.training.programs import Programs
 
 SHAPES = [(3, 5), (7, 11), (13, 17)]
@@ -31,7 +32,8 @@ def count(state, batch):
 
 @pytest.fixture
 def programs():
-    return Programs(Config(), Compiler(), count, jax.ShapeDtypeStruct((), jnp.int32))
+    with Background() as thread:
+        yield Programs(Config(), Compiler(), count, jax.ShapeDtypeStruct((), jnp.int32), thread)
 
 
 def batch(shape):
@@ -87,7 +89,8 @@ def test_a_lack_of_memory_is_explained_by_what_takes_it_and_other_errors_stay_wh
 
 
 def test_what_does_not_compile_says_so_to_whoever_waits(programs):
-    broken = Programs(Config(), Compiler(), lambda state, batch: 1 / 0, jax.ShapeDtypeStruct((), jnp.int32))
+    state = jax.ShapeDtypeStruct((), jnp.int32)
+    broken = Programs(Config(), Compiler(), lambda state, batch: 1 / 0, state, Background())
     with pytest.raises(ZeroDivisionError):
         broken.next(SHAPES[0]).result(60)
     assert "out of memory" in str(broken.explained(RuntimeError("RESOURCE_EXHAUSTED: no")))

@@ -108,7 +108,10 @@ class StopTogether:
 
 
 class Background:
-    """One daemon thread that does one thing after another: it never keeps the process from ending."""
+    """One daemon thread that does one thing after another: it never keeps the process from ending.
+
+    As a context, it drops what has not begun when it is left, so that a run that fails leaves no work behind it.
+    """
 
     def __init__(self):
         self._tasks: list[tuple[concurrent.futures.Future, Callable, tuple]] = []
@@ -122,6 +125,15 @@ class Background:
             self._tasks.append((future, function, args))
             self._wake.notify()
         return future
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception) -> None:
+        with self._wake:
+            dropped, self._tasks = self._tasks, []
+        for future, *_ in dropped:
+            future.cancel()
 
     def hurry(self, future: concurrent.futures.Future) -> concurrent.futures.Future:
         """Moves what `future` stands for to the front, unless its turn has come already; returns it."""

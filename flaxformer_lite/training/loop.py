@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from flaxformer_lite import evaluate, places, trained
 from flaxformer_lite import workdir as workdir_lib
@@ -57,9 +58,10 @@ def fit(config: Config, workdir: Path) -> int:
     config = with_classes(config, dataset.label_names)
     agreement.together(lambda: workdir_lib.check(workdir, config))
     chief = jax.process_index() == 0
-    with Interrupt() as interrupt, workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext():
+    untouched = workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext()
+    with Interrupt() as interrupt, untouched, Background() as compiler:
         try:
-            _train(config, places.place(workdir), dataset, mesh, interrupt)
+            _train(config, places.place(workdir), dataset, mesh, interrupt, compiler)
         except Interrupted as reason:
             if not reason.agreed:
                 return interrupt.exit_code
@@ -67,7 +69,9 @@ def fit(config: Config, workdir: Path) -> int:
         return interrupt.exit_code
 
 
-def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.Mesh, interrupt: Interrupt) -> None:
+def _train(
+    config: Config, workdir: Path, dataset: Dataset, mesh: Mesh, interrupt: Interrupt, compiler: Background
+) -> None:
     """`fit` after its checks. Raises Interrupted where a signal stopped it, with the state saved."""
     started = time.monotonic()
     chief = jax.process_index() == 0
@@ -86,13 +90,14 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     train_step, initial_state = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
     state_shapes = jax.eval_shape(initial_state)
     sharding.check(state_shapes.params, mesh)
-    programs = Programs(config, mode, train_step, state_shapes)
+    programs = Programs(config, mode, train_step, state_shapes, compiler)
 
-    # Where it starts: at the newest checkpoint, or at step 0.
+    # Where it starts: at the newest checkpoint, or at step 0, which may have weights from elsewhere and nothing else.
     scores: dict[int, float] = {}  # of each evaluated step, higher is better
     kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best}
     checkpoints = checkpoint.Checkpoints(paths.checkpoints, scores=scores, due=trained.schedule(config), **kept)
-    restored = checkpoints.restore_newest(mode.held(_to_parts(state_shapes)))
+    imported = workdir_lib.is_untrained(paths.path)
+    restored = None if imported else checkpoints.restore_newest(mode.held(_to_parts(state_shapes)))
     done = int(restored[1]["step"]) if restored else 0
     if restored:
         scores.update(_known_scores(restored[1], paths, config.train.best_metric))
@@ -106,14 +111,11 @@ def _train(config: Config, workdir: Path, dataset: Dataset, mesh: jax.sharding.M
     programs.start_all(pipeline.possible_shapes(config) if ahead and config.data.num_buckets is None else ())
     data = agreement.together(lambda: wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer)))
     _check_tokenizer(data.tokenizer, config, paths)
-    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
-    fingerprints = {name: identity[name] for name in ("tokenizer", "data")} | identity["files"]
-    agreement.check_same(fingerprints, "give every process the same files")
-    if restored:
-        _check_identity(restored[1], identity, paths)
-    if ahead:
-        programs.start_all(data.train.plan.shapes())
+    identity = _identity(data, dataset)
+    _check_identity(restored[1] if restored else identity, identity, paths)
+    programs.start_all(data.train.plan.shapes() if ahead else ())
     state = mode.put_state(_from_parts(restored[0])) if restored else wait(fresh)
+    state = _with_weights(state, state_shapes, checkpoints, mode) if imported else state
 
     stop = StopTogether(interrupt, mesh)
     compile_with = lambda compile: wait(programs.compile_next(compile))  # noqa: E731
@@ -239,6 +241,23 @@ def _from_parts(parts: dict[str, Any]) -> step_lib.TrainState:
     return step_lib.TrainState(
         progress.step, parts["params"], progress.opt_state, progress.key_data, ema=parts.get("ema")
     )
+
+
+def _with_weights(
+    state: step_lib.TrainState, shapes: step_lib.TrainState, checkpoints: checkpoint.Checkpoints, mode: Any
+) -> step_lib.TrainState:
+    """`state` with the weights of step 0 that came from elsewhere, which are their moving average too."""
+    held = mode.held({"params": shapes.params})
+    weights = lambda: mode.put_state(checkpoints.restore(0, held)[0]["params"])  # noqa: E731  (no buffer is shared)
+    return state.replace(params=weights(), ema=None if state.ema is None else weights())
+
+
+def _identity(data: pipeline.Data, dataset: Dataset) -> dict[str, Any]:
+    """What a run is trained on, the same in every process, as its checkpoints keep it."""
+    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
+    fingerprints = {name: identity[name] for name in ("tokenizer", "data")} | identity["files"]
+    agreement.check_same(fingerprints, "give every process the same files")
+    return identity
 
 
 def _check_tokenizer(tokenizer: Tokenizer, config: Config, paths: workdir_lib.Workdir) -> None:

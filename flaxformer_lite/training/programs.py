@@ -17,14 +17,15 @@ Shape = tuple[int, int]  # rows and length of a batch
 class Programs:
     """One program a shape, each compiled once, in the order in which they are asked for."""
 
-    def __init__(self, config: Config, mode: MeshMode | PmapMode, step: Callable, state: Any):
+    def __init__(self, config: Config, mode: MeshMode | PmapMode, step: Callable, state: Any, thread: Background):
         """
         Args:
           step: `train_step` of the state and a batch.
           state: shapes and types of the state.
+          thread: what compiles.
         """
         self._config, self._mode, self._step, self._state = config, mode, step, state
-        self._thread = Background()
+        self._thread = thread
         self._of_shape: dict[Shape, Future] = {}
         self._told = False
 
