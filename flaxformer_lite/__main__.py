@@ -21,8 +21,10 @@ USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tel
   plot       draw attention, positions, the learning rate, or the metrics of runs
   sweep      train many configs, as a sweep's file says, or go on with a sweep
   sweep-report   tell what a sweep has found so far
+  import     make a run of a Marian model of Hugging Face
+  export     write a run for CTranslate2, Hugging Face, or as named arrays
 
-Evaluate, translate, classify, generate, plot attention and plot positions use the best model of the run."""
+Evaluate, translate, classify, generate, export, plot attention and plot positions use the best model of the run."""
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -220,8 +222,30 @@ def sweep_report(arguments: Sequence[str]) -> int:
     return 0
 
 
+def import_(arguments: Sequence[str]) -> int:
+    """Makes a workdir of somebody else's weights."""
+    from flaxformer_lite.exchange import requests
+
+    request = requests.parse_import(arguments)
+    _use_cpu()
+    from flaxformer_lite.exchange import command
+
+    return command.bring_in(request)
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Makes a folder for another engine of a workdir."""
+    from flaxformer_lite.exchange import requests
+
+    request = requests.parse_export(arguments)
+    _use_cpu()
+    from flaxformer_lite.exchange import command
+
+    return command.send_out(request)
+
+
 def _use_cpu() -> None:
-    """For this process alone, not for those that it starts: it computes nothing, and accelerators are for them."""
+    """For this process alone, not for those that it starts: it computes next to nothing, and they may compute much."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -241,6 +265,8 @@ COMMANDS = {
     "plot": plot,
     "sweep": sweep,
     "sweep-report": sweep_report,
+    "import": import_,
+    "export": export,
 }
 
 

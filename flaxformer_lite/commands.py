@@ -11,6 +11,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data.line_windows import WINDOW
 from flaxformer_lite.line_job import LineJob
+from flaxformer_lite.model_flags import decode_given, define_decode, define_model, model_given
 from flaxformer_lite.places import in_bucket, place
 from flaxformer_lite.training.accelerators import ACCELERATORS
 
@@ -179,14 +180,14 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
         flags.DEFINE_list("references", [], "files to compare with, in place of the split's own", flag_values=values)
         flags.DEFINE_string("output", None, "folder to write to; default: W/samples", flag_values=values)
         _define_resampling(values)
-        _define_decode(values)
-        _define_model(values)
+        define_decode(values)
+        define_model(values)
 
     usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
     workdir, references = _required_workdir(values), [place(name) for name in values.references]
     output = place(values.output) if values.output else workdir_lib.Workdir(workdir).samples
-    chosen = _model(values), _decode_given(values)
+    chosen = model_given(values), decode_given(values)
     return EvaluateRequest(workdir, values.split, references, _resampling(values), output, *chosen)
 
 
@@ -234,14 +235,14 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         )
         long = "a line that is too long for the model is refused, or split: translated in segments"
         flags.DEFINE_enum("long", "refuse", ["refuse", "split"], long, flag_values=values)
-        _define_decode(values)
-        _define_model(values)
+        define_decode(values)
+        define_model(values)
 
     usage = "usage: translate --workdir=W [--input=F] [--output=F] [--long=split] [--method=beam --n_best=N ...]"
     values = command_line.parse(arguments, define, usage=usage)
     _check_utf8("--prefix", values.prefix or "")
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
-    return TranslateRequest(_required_workdir(values), _job(values), lines, _decode_given(values), _model(values))
+    return TranslateRequest(_required_workdir(values), _job(values), lines, decode_given(values), model_given(values))
 
 
 def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:
@@ -249,10 +250,10 @@ def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:
 
     def define(values: flags.FlagValues) -> None:
         _define_job(values)
-        _define_model(values)
+        define_model(values)
 
     values = command_line.parse(arguments, define, usage="usage: classify --workdir=W [--input=F] [--output=F]")
-    return ClassifyRequest(_required_workdir(values), _job(values), _model(values))
+    return ClassifyRequest(_required_workdir(values), _job(values), model_given(values))
 
 
 def _define_job(values: flags.FlagValues) -> None:
@@ -286,41 +287,15 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
         flags.DEFINE_string("prompt", "", "what each text begins with; no space at its end", flag_values=values)
         flags.DEFINE_integer("count", 1, "how many texts to write", lower_bound=1, flag_values=values)
         flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
-        _define_decode(values)
-        _define_model(values)
+        define_decode(values)
+        define_model(values)
 
     usage = "usage: generate --workdir=W [--prompt=TEXT] [--count=N] [--method=sample --temperature=0.8 --seed=1 ...]"
     values = command_line.parse(arguments, define, usage=usage)
     output = place(values.output) if values.output else None
     _check_utf8("--prompt", values.prompt)
-    asked = _required_workdir(values), values.prompt, values.count, _decode_given(values), output
-    return GenerateRequest(*asked, _model(values))
-
-
-DECODE = {  # every field of DecodeConfig: how its flag is defined, and what --help says
-    "method": (flags.DEFINE_string, "greedy, sample, beam or mask_predict"),
-    "beam_size": (flags.DEFINE_integer, "beam: hypotheses that are kept"),
-    "alpha": (flags.DEFINE_float, "beam: of the length penalty; higher: longer texts"),
-    "iterations": (flags.DEFINE_integer, "mask_predict: how often tokens are predicted"),
-    "length_candidates": (flags.DEFINE_integer, "mask_predict: lengths that are tried"),
-    "temperature": (flags.DEFINE_float, "sample: what logits are divided by"),
-    "top_k": (flags.DEFINE_integer, "sample: only the k likeliest tokens"),
-    "top_p": (flags.DEFINE_float, "sample: only the likeliest tokens of this share"),
-    "seed": (flags.DEFINE_integer, "sample: of the draws"),
-    "max_extra_length": (flags.DEFINE_integer, "most tokens beyond those of the source or prompt"),
-    "min_length": (flags.DEFINE_integer, "fewest tokens of a text"),
-    "no_repeat_ngram": (flags.DEFINE_integer, "n: no n tokens in a row occur twice in a text"),
-    "tokens_per_batch": (flags.DEFINE_integer, "input tokens decoded at once, with padding and for each beam"),
-}
-
-
-def _define_decode(values: flags.FlagValues) -> None:
-    for name, (define, text) in DECODE.items():
-        define(name, None, text, flag_values=values)
-
-
-def _decode_given(values: flags.FlagValues) -> dict[str, object]:
-    return {name: values[name].value for name in DECODE if values[name].value is not None}
+    asked = _required_workdir(values), values.prompt, values.count, decode_given(values), output
+    return GenerateRequest(*asked, model_given(values))
 
 
 PLOTS = ("attention", "positions", "schedule", "metrics")
@@ -356,20 +331,6 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
         )
     _check_utf8("--text", values.text)
     return PlotRequest(kind, folders, values.text, place(values.output) if values.output else folders[0] / "plots")
-
-
-def _define_model(values: flags.FlagValues) -> None:
-    """Which parameters of a run are used."""
-    average = "of checkpoints: last:N, best:N, or none; default: as the run's train.average"
-    flags.DEFINE_string("average", None, average, flag_values=values)
-    kinds = "raw, or ema: their moving average; default: ema where the run keeps one"
-    flags.DEFINE_enum("parameters", None, ["raw", "ema"], kinds, flag_values=values)
-
-
-def _model(values: flags.FlagValues) -> dict[str, str]:
-    if values.average not in (None, "none"):
-        config_lib.parse_average("--average", values.average)
-    return {name: values[name].value for name in ("average", "parameters") if values[name].value is not None}
 
 
 def _define_resampling(values: flags.FlagValues) -> None:

@@ -51,8 +51,8 @@ def attention_maps(run: trained.Trained, text: str) -> list[plots.AttentionMap]:
         written, inputs = source, [source if architecture == "encoder_classifier" else [BOS, *ids]]
     arrays = [jnp.array([row], jnp.int32) for row in inputs]
     _, kept = model.apply({"params": run.params}, *arrays, mutable=["intermediates"])
-    rows = inputs[-1], written, source, encoded
-    read, written, source, encoded = (run.tokenizer.pieces(row) for row in rows)
+    read, written = (run.tokenizer.pieces(row, side="target") for row in (inputs[-1], written))
+    source, encoded = (run.tokenizer.pieces(row) for row in (source, encoded))
     kinds = {
         "encoder self-attention": (r"encoder.*self_attention", encoded, encoded),
         "decoder self-attention": (r"decoder.*self_attention", written, read),

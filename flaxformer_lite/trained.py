@@ -13,7 +13,8 @@ import numpy as np
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, parse_average, with_vocabulary
-from flaxformer_lite.data.tokenizer import Tokenizer
+from flaxformer_lite.data import tokenizer as tokenizer_lib
+from flaxformer_lite.data.tokenizer import MarianTokenizer, Tokenizer
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import transformer
 from flaxformer_lite.places import place
@@ -59,12 +60,13 @@ class Trained:
     """The best model of a run: whole on each device of `mesh`."""
 
     config: Config
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | MarianTokenizer
     model: nn.Module
     params: dict
     mesh: jax.sharding.Mesh
     label_names: list[str] | None  # of a classifier's classes
     origin: Origin = Origin(steps=(0,))
+    record: Mapping[str, object] = dataclasses.field(default_factory=dict)  # of the checkpoint: what it depends on
 
     @property
     def longest(self) -> int:
@@ -79,16 +81,18 @@ class Trained:
         name: str = "text",
         numbers: Sequence[int] | None = None,
         advice: str = "split it into shorter sentences",
+        side: str = "source",
     ) -> list[np.ndarray]:
         """One array of ids a text.
 
         Args:
           name, numbers, advice: what an error calls a text, and what to do about it.
+          side: 'source', or 'target': whose language the texts are in.
 
         Raises:
           ValueError: a text has more tokens than the model takes; it is named by its number, counted from 1.
         """
-        rows = self.tokenizer.encode(texts)
+        rows = self.tokenizer.encode(texts, side=side)
         for number, text, ids in zip(numbers or range(1, len(texts) + 1), texts, rows, strict=True):
             if len(ids) > self.longest:
                 raise ValueError(
@@ -143,7 +147,7 @@ def load(
             f"{workdir}: {command} needs a run with model.architecture={architecture!r}, this one is "
             f"{config.model.architecture!r}."
         )
-    tokenizer = Tokenizer(paths.tokenizer)
+    tokenizer = tokenizer_lib.load(paths.tokenizer)
     config = with_vocabulary(config, config.data.vocab_size)
     # What computed attention then may not exist here, and is no part of what was learned.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
@@ -160,7 +164,7 @@ def load(
     checkpoints.close()
     if record["tokenizer"] != tokenizer.fingerprint:  # so the ids of one are not the ids of the other
         raise ValueError(f"{paths.tokenizer}: this is not the tokenizer that step {origin.step} was trained with.")
-    return Trained(config, tokenizer, model, params, mesh, record.get("label_names"), origin)
+    return Trained(config, tokenizer, model, params, mesh, record.get("label_names"), origin, record)
 
 
 def measured(config: Config) -> str:
@@ -202,6 +206,8 @@ def restore(
     steps = [] if average is None else checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)
     if not steps:
         steps, average = [checkpoints.best_step()], None
+    if steps == [0]:  # their moving average is what it is of, before the first step
+        part = "params"
     parts, record = checkpoints.restore_average(steps, {part: shapes})
     return parts[part], record, Origin(tuple(steps), kind, average)
 

@@ -93,7 +93,7 @@ class Translator:
             return sources, None
         if len(prefixes) != len(texts):
             raise ValueError(f"prefixes: expected one a text, {len(texts)}, got {len(prefixes)}; '' is none.")
-        return sources, self.run.encode(prefixes, name="prefix", advice="shorten it")
+        return sources, self.run.encode(prefixes, name="prefix", advice="shorten it", side="target")
 
 
 class LineTranslator:
@@ -112,7 +112,8 @@ class LineTranslator:
             raise ValueError("--long=split: goes with one translation a line; leave out --n_best.")
         if n_best:
             translator.n_best([], n_best)  # a number that it could not write
-        self._prefix = None if prefix is None else self._run.encode([prefix], name="prefix", advice="shorten it")[0]
+        as_prefix = {"name": "prefix", "advice": "shorten it", "side": "target"}
+        self._prefix = None if prefix is None else self._run.encode([prefix], **as_prefix)[0]
 
     def __call__(self, window: Window) -> Answer:
         """Raises ValueError for a line that is too long, by its number."""

@@ -156,7 +156,7 @@ def test_generating_writes_one_text_of_nothing_as_the_run_would_unless_told():
 def test_what_writes_takes_every_field_of_decoding_by_its_name_and_type(parser):
     values = {"method": "sample", "temperature": 0.5, "top_k": 7, "top_p": 0.75, "seed": 11, "max_extra_length": 0}
     values |= {"beam_size": 3, "alpha": 0.25, "min_length": 5, "no_repeat_ngram": 2, "tokens_per_batch": 97}
-    values |= {"iterations": 4, "length_candidates": 3}
+    values |= {"iterations": 4, "length_candidates": 3, "penalty": "power"}
     assert values.keys() == {field.name for field in dataclasses.fields(DecodeConfig)}
     flags = [f"--{name}={value}" for name, value in values.items()]
     assert parser(["--workdir=w", *flags]).decode == values

@@ -96,7 +96,7 @@ def nested(**fields):
         ("data", dict(vocab_size=37000, tokens_per_batch=25000)),
         ("optim", dict(schedule="paper", learning_rate=1.0, warmup_steps=4000, b1=0.9, b2=0.98, eps=1e-9)),
         ("train", dict(num_steps=100_000, label_smoothing=0.1)),
-        ("decode", dict(beam_size=4, alpha=0.6, max_extra_length=50)),
+        ("decode", dict(beam_size=4, alpha=0.6, penalty="wu", max_extra_length=50)),
     ],
 )
 def test_the_defaults_are_the_base_model_of_the_paper(section, expected):
@@ -194,6 +194,7 @@ def test_only_the_choices_of_a_field_are_taken(name):
     ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5), ("decode.seed", 3),
     ("data.pretokenized", True), ("data.num_buckets", 3), ("train.r_drop", 5.0),
     ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3), ("decode.length_candidates", 3),
+    ("decode.penalty", "power"),
 ])  # fmt: skip
 def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, value):
     section, field = name.split(".")
@@ -209,7 +210,7 @@ def test_a_field_that_would_be_ignored_is_refused_with_what_it_goes_with(name, v
 
 
 def test_every_field_that_is_read_only_sometimes_is_in_the_test_above():
-    assert len(config_lib.READ_IF) == 15
+    assert len(config_lib.READ_IF) == 16
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
@@ -617,5 +618,6 @@ def test_a_field_set_by_assignment_or_by_update_is_seen():
 @pytest.mark.parametrize(("name", "file"), shipped())
 def test_a_shipped_config_opens_with_a_docstring_that_tells_the_command(name, file):
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-    command = "python train.py" if name == "default" else f"python train.py --config={name}"
+    others = {"default": "python train.py", "finetune": "flaxformer-lite import marian FOLDER"}
+    command = others.get(name, f"python train.py --config={name}")
     assert docstring and f"Command   {command}" in docstring

@@ -48,7 +48,7 @@ class Letters:
     """A tokenizer that needs no training: id i is the i-th letter from 'ä', of two bytes each."""
 
     @staticmethod
-    def encode(texts):
+    def encode(texts, *, side="source"):
         return [np.array([ord(letter) - ord("ä") for letter in text], np.int32) for text in texts]
 
     @staticmethod

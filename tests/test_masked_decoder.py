@@ -298,6 +298,7 @@ def test_a_sentence_gets_the_same_text_whatever_shares_its_batch_and_on_eight_de
     assert decoded(config=config, rows=2, **made) == texts == decoded(config=config, rows=16, devices=8, **made)
 
 
+@pytest.mark.slow
 def test_candidates_are_rows_as_kernels_want_them_that_cannot_be_mapped_over(monkeypatch):
     """As cuDNN's: of several candidates at once it can make one batch, but no batch of batches."""
 
@@ -318,6 +319,7 @@ def test_candidates_are_rows_as_kernels_want_them_that_cannot_be_mapped_over(mon
     assert {shape[0] for shape in shapes} == {2, 2 * MASK_PREDICT.length_candidates}  # the encoder's and the decoder's
 
 
+@pytest.mark.slow
 def test_iterations_and_bounds_of_the_length_change_what_is_written():
     texts = decoded()
     assert texts != decoded(iterations=1)

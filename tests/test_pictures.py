@@ -35,11 +35,11 @@ class Letters:
     """A tokenizer that needs no training: id i is the i-th letter from 'A'; special symbols have names."""
 
     @staticmethod
-    def encode(texts):
+    def encode(texts, *, side="source"):
         return [np.array([ord(letter) - ord("A") for letter in text], np.int32) for text in texts]
 
     @staticmethod
-    def pieces(ids):
+    def pieces(ids, *, side="source"):
         return [{BOS: "<s>", EOS: "</s>"}.get(int(i), chr(ord("A") + int(i))) for i in ids]
 
 

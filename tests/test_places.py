@@ -320,3 +320,20 @@ def test_two_processes_share_a_run_in_a_bucket_that_one_goes_on_with(server, buc
     assert runs.fit(tmp_path / "run", longer) == 0
     assert runs.losses(place(run)) == pytest.approx(runs.losses(tmp_path / "run"), rel=1e-5)
     assert list(runs.losses(place(run))) == list(range(1, 19))
+
+
+def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
+    with places.new_folder(tmp_path / "made/here") as folder:
+        (folder / "file").write_text("whole")
+        assert not (tmp_path / "made/here").exists()
+    assert (tmp_path / "made/here/file").read_text() == "whole"
+    refused = pytest.raises(ValueError, match=f"^{tmp_path}/made/here: expected a name for a new folder")
+    with refused, places.new_folder(tmp_path / "made/here"):
+        pass
+    with pytest.raises(KeyError), places.new_folder(tmp_path / "around/other") as folder:
+        (folder / "file").write_text("half")
+        raise KeyError
+    refused = pytest.raises(ValueError, match=f"^{tmp_path}/made/here/file/x: cannot be written to: Not a directory")
+    with refused, places.new_folder(tmp_path / "made/here/file/x"):
+        pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["made"]

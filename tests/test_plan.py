@@ -162,6 +162,7 @@ def test_the_command_plans_for_devices_that_are_not_here():
     assert "W1" not in done.stderr and "rematerialization" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_table_tells_how_a_step_scales_with_the_devices(monkeypatch):
     """Each has as many rows at any number of them; what is split gets smaller, and two machines need a network."""
     monkeypatch.setitem(ACCELERATORS, "h100", dataclasses.replace(ACCELERATORS["h100"], linked=2))

@@ -133,10 +133,9 @@ def test_a_mesh_of_all_three_axes_trains_as_one_device_and_its_checkpoint_goes_o
     assert_goes_on(saved(WHOLE), (2, 2, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
-@pytest.mark.parametrize(
-    "sizes", [(2, 2, 2), *(pytest.param(s, marks=pytest.mark.slow) for s in [(4, 1, 2), (1, 4, 2)])]
-)
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 1, 2), (1, 4, 2)])
 def test_a_loss_that_is_taken_in_parts_is_the_same_on_a_mesh_and_each_device_adds_up_its_own(sizes, monkeypatch):
     expected, losses = halves(WHOLE)[1][:3], []
     monkeypatch.setitem(losses_lib.LOGITS_AT_ONCE, "cpu", LENGTH * MODEL.vocab_size)  # the logits of one row

@@ -33,7 +33,7 @@ class Letters:
     """A tokenizer that needs no training: id i is the i-th letter from 'A'."""
 
     @staticmethod
-    def encode(texts):
+    def encode(texts, *, side="source"):
         return [np.array([ord(letter) - ord("A") for letter in text], np.int32) for text in texts]
 
     @staticmethod

@@ -219,7 +219,7 @@ def test_the_attention_weights_of_every_layer_come_out_on_request():
         np.testing.assert_allclose(leaf.sum(axis=-1), np.ones(leaf.shape[:-1]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_in_bfloat16_parameters_logits_and_softmax_stay_float32(tied):
     config = kind(tied=tied)
     model, variables, apply = init(dataclasses.replace(config, dtype="bfloat16"))
