@@ -155,12 +155,12 @@ def test_queries_attend_to_a_longer_text_without_its_padding(backend):
 @pytest.mark.parametrize(
     ("mask", "groups"),
     [
-        ("none", "multi-head"),
+        pytest.param("none", "multi-head", marks=pytest.mark.slow),
         ("packed", "multi-head"),
-        ("causal", "grouped"),
+        pytest.param("causal", "grouped", marks=pytest.mark.slow),
         ("causal and padding", "grouped"),
         ("causal and packed", "grouped"),
-        ("window", "multi-query"),
+        pytest.param("window", "multi-query", marks=pytest.mark.slow),
         ("causal window", "multi-query"),
     ],
 )

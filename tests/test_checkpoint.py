@@ -69,6 +69,14 @@ def array_files(step_folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: path.stat().st_size, reverse=True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def collected_quickly() -> Iterator[None]:
+    """What other tests of this process hold is not searched each time that something is collected here."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def no_leftovers_of_failed_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Orbax leaves coroutines behind where one of several reads fails; they are collected here, unheard."""

@@ -486,7 +486,7 @@ def both(*names: str) -> set[str]:
     return {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
 
 
-@pytest.mark.parametrize("run", MAPS)
+@pytest.mark.parametrize("run", [pytest.param("finished_run", marks=pytest.mark.slow), "finished_language_model"])
 def test_attention_is_drawn_as_pictures_and_as_one_page(request, command, tmp_path, run):
     workdir = request.getfixturevalue(run)
     files = draw(command, tmp_path / "out", "attention", f"--workdir={workdir}", "--text=3 days")

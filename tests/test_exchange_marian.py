@@ -673,6 +673,7 @@ def test_a_tuned_run_goes_on_translates_and_is_a_run_like_any_other(tuned, capsy
     assert "config.model.dropout: the run in " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_before_the_first_step_all_may_change_but_the_model_and_its_tokenizer(tuned, capsys):
     path, flags, _ = tuned
     for change in ("model.d_ff=48", "data.vocab_size=99", "data.tokenizer=bpe"):

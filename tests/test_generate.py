@@ -130,7 +130,7 @@ def test_rows_are_what_the_tokens_hold_or_an_eighth_for_few_and_always_a_multipl
     assert rows_for(256, tokens=97, multiple=7, waiting=1) == rows_for(256, tokens=97, multiple=7, waiting=99) == 7
 
 
-@pytest.mark.parametrize("method", ["greedy", "sample"])
+@pytest.mark.parametrize("method", ["greedy", pytest.param("sample", marks=pytest.mark.slow)])
 def test_texts_are_the_same_whatever_the_tokens_of_a_batch_and_few_shapes_are_compiled(model, params, expected, method):
     sources = [source for source in SOURCES for _ in range(7)]
     texts, shapes = {}, {}

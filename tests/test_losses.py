@@ -106,7 +106,7 @@ def loss_of_features(x_BTD, matrix_VD, labels_BT, weights_BT):
     return objective, {"weight": weight, "largest": logits_BTV.max(axis=(1, 2)).sum()}
 
 
-@pytest.mark.parametrize(("parts", "row_shards"), [(1, 1), (2, 1), (3, 1), (12, 1), (1, 4), (3, 4), (2, 3), (2, 6)])
+@pytest.mark.parametrize(("parts", "row_shards"), [(1, 1), (3, 1), (12, 1), (1, 4), (3, 4), (2, 3)])
 def test_the_loss_of_a_batch_is_the_sum_over_its_parts_and_so_is_its_gradient(parts, row_shards):
     def in_parts(x_BTD, matrix_VD):
         split = {"parts": parts, "row_shards": row_shards}

@@ -185,9 +185,10 @@ def test_a_table_tells_how_a_step_scales_with_the_devices(monkeypatch):
         (["--devices=0"], "--devices: expected a number from 1 on"),
         (["--devices=8,many"], "--devices: expected a number from 1 on, or several"),
         (["--devices=8,12"], "--devices: 12 is no multiple of 8"),
-        (
+        pytest.param(
             ["--devices=4,8", "--config.parallel.data=4"],
             "config.parallel: makes 4 of 8 devices; set one of its sizes to -1",
+            marks=pytest.mark.slow,
         ),
         (["--devices=3"], "config.data.rows_multiple: 8 rows cannot be split evenly over 3 devices"),
         (["--config.parallel.fsdp=3", "--config.parallel.data=1"], "config.data.rows_multiple: 8 rows"),

@@ -19,8 +19,8 @@ V, ROWS, LENGTH, CLASSES = 37, 5, 11, 3
 MODEL = ModelConfig(vocab_size=V, d_model=22, num_heads=2, d_ff=29, num_encoder_layers=1, num_decoder_layers=1)
 MODEL = dataclasses.replace(MODEL, num_classes=CLASSES, dropout=0.3, max_length=LENGTH)
 # In every shape, and with every way in which positions reach a layer from outside it.
-CASES = [("dots", dict(architecture="encoder_decoder")), ("full", dict(position="t5_bias"))]
-MORE = [("dots", dict(architecture=architecture)) for architecture in ("encoder_classifier", "decoder_lm")]
+CASES = [("full", dict(position="t5_bias"))]
+MORE = [("dots", dict(architecture=architecture)) for architecture in CHOICES["model.architecture"]]
 MORE += [("full", dict(position="relative", relative_values=True)), ("full", dict(decoder="masked"))]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE]
 

@@ -1,12 +1,14 @@
 """Stopped in any way, at any moment, and started again: the run that comes out is the one never stopped."""
 
 import contextlib
+import functools
 import json
 import math
 import random
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import flax
@@ -134,8 +136,8 @@ STOP = 31  # in the second epoch of the language model's packed texts; no step o
 
 
 @pytest.fixture(scope="module")
-def stopped_shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of each other shape that a signal stopped as it logged step STOP, by the name of its finished twin."""
+def stopped_as(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives, by the name of a finished run of another shape, its twin that a signal stopped as it logged step STOP."""
     write = writers.MetricsWriter.write
 
     def write_and_signal(writer: writers.MetricsWriter, step: int, *line, **words) -> None:
@@ -143,17 +145,22 @@ def stopped_shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if step == STOP:
             signal.raise_signal(signal.SIGTERM)
 
-    folders = {name: tmp_path_factory.mktemp(f"stopped_{name}") / "run" for name in SHAPES}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(writers.MetricsWriter, "write", write_and_signal)
-        for name, changes in SHAPES.items():
-            assert runs.fit(folders[name], changes) == 143
-    return folders
+    @functools.cache
+    def stopped(name: str) -> Path:
+        workdir = tmp_path_factory.mktemp(f"stopped_{name}") / "run"
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(writers.MetricsWriter, "write", write_and_signal)
+            assert runs.fit(workdir, SHAPES[name]) == 143
+        return workdir
+
+    return stopped
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped_shapes, request, tmp_path, name):
-    finished, resumed = request.getfixturevalue(name), shutil.copytree(stopped_shapes[name], tmp_path / "run")
+@pytest.mark.parametrize(
+    "name", [pytest.param("finished_classifier", marks=pytest.mark.slow), "finished_language_model"]
+)
+def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped_as, request, tmp_path, name):
+    finished, resumed = request.getfixturevalue(name), shutil.copytree(stopped_as(name), tmp_path / "run")
     stopped_at = runs.last_step(resumed)
     assert STOP <= stopped_at < STEPS and runs.lines_of(resumed, "test") == []
     assert runs.fit(resumed, SHAPES[name]) == 0
@@ -162,7 +169,7 @@ def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped
     runs.assert_same_arrays(runs.checkpoint_arrays(resumed, STEPS), runs.checkpoint_arrays(finished, STEPS))
     for split in ("validation", "test"):
         assert runs.lines_of(resumed, split) == runs.lines_of(finished, split) != []
-    assert str(stopped_at) in {path.name for path in (stopped_shapes[name] / "checkpoints").iterdir()}
+    assert str(stopped_at) in {path.name for path in (stopped_as(name) / "checkpoints").iterdir()}
     for folder in ("samples", "checkpoints"):  # what a signal saved in between took nobody's place
         assert {path.name for path in (resumed / folder).iterdir()} == {
             path.name for path in (finished / folder).iterdir()
@@ -220,10 +227,11 @@ def test_packing_accumulation_and_an_early_stop_change_nothing_of_that(devices, 
         assert runs.lines_of(tmp_path / "parts", split) == runs.lines_of(stopped_early, split) != []
 
 
+@pytest.mark.slow
 def test_another_backend_may_go_on_with_a_run_and_computes_the_same_up_to_rounding(
-    stopped_shapes, finished_language_model, tmp_path
+    stopped_as, finished_language_model, tmp_path
 ):
-    resumed = shutil.copytree(stopped_shapes["finished_language_model"], tmp_path / "run")
+    resumed = shutil.copytree(stopped_as("finished_language_model"), tmp_path / "run")
     assert runs.fit(resumed, {**runs.LANGUAGE_MODEL, "model.backend": "blockwise"}) == 0
     assert json.loads((resumed / "config.json").read_text())["model"]["backend"] == "blockwise"
     assert runs.losses(resumed) == pytest.approx(runs.losses(finished_language_model), rel=1e-4)

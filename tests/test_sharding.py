@@ -167,7 +167,7 @@ def test_a_checkpoint_of_any_mesh_goes_on_on_any_other(saved):
 
 
 @pytest.mark.usefixtures("quickly_compiled")
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_texts_are_written_with_split_parameters_as_with_whole_ones(beams):
     texts = {}
     for sizes in (WHOLE, (2, 2, 2)):

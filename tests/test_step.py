@@ -216,9 +216,9 @@ def test_the_norm_that_is_reported_is_that_of_the_mean_gradient(state):
 @pytest.mark.parametrize(
     "architecture",
     [
-        "encoder_decoder",
+        pytest.param("encoder_decoder", marks=pytest.mark.slow),
         pytest.param("encoder_classifier", marks=pytest.mark.slow),
-        pytest.param("decoder_lm", marks=pytest.mark.slow),
+        "decoder_lm",
     ],
 )
 def test_microbatches_give_the_loss_and_the_gradients_of_the_whole_batch_with_dropout_for_the_transformer(architecture):

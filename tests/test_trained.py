@@ -221,6 +221,7 @@ def test_eight_devices_write_what_one_does():
 BEAM = {"method": "beam", "beam_size": 3}
 
 
+@pytest.mark.slow
 def test_a_translation_begins_with_the_prefix_of_its_text_by_every_method():
     prefixes = ["", "FG", "KKK"] * 5 + ["", "Z"]
     for decode in ({}, BEAM):
