@@ -737,6 +737,7 @@ def test_sides_of_different_sizes_go_out_after_training_and_come_in_again(tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_a_card_tells_the_scores_of_the_parameters_with_their_signatures(tuned, tmp_path):
     path, _, _ = tuned
     card = (exported(path / "after", tmp_path / "back", kind="safetensors") / "README.md").read_text()

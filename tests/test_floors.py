@@ -185,8 +185,9 @@ def door_violations(root: Path, doors: dict[str, set[str]]) -> list[str]:
     files = module_files(root) | {str(path.relative_to(root)): path for path in entry_files(root)}
     found = []
     for module, path in files.items():
+        names = list(imported_names(path))
         for library, modules in doors.items():
-            if module not in modules and any(is_within(name, library) for name in imported_names(path)):
+            if module not in modules and any(is_within(name, library) for name in names):
                 found.append(f"{module} imports {library}: its door is {', '.join(sorted(modules))}")
     return sorted(found)
 
