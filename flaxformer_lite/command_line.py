@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -72,11 +73,20 @@ def load_config(file: Path) -> config_dict.ConfigDict:
     return config_of(load_module(file), file)
 
 
+class Uncached(importlib.machinery.SourceFileLoader):
+    """Reads a Python file as it is now: no compiled copy is left beside it, and none that is there is taken for it."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """The file, compiled."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def load_module(file: Path) -> types.ModuleType:
     """The Python file, run. Raises ValueError, with its line, if it fails."""
-    spec = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
-    if spec is None:
+    if file.suffix != ".py":
         raise ValueError(f"{file}: expected a Python file that defines get_config().")
+    name = f"config_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=Uncached(name, str(file.absolute())))
     module = importlib.util.module_from_spec(spec)
     with blamed_on(file):
         spec.loader.exec_module(module)

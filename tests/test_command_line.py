@@ -1,6 +1,7 @@
 """Flags, config files and overrides are read as they are meant, or one line says what was wrong."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_a_path_wins_over_the_name_of_a_shipped_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smoke").write_text(CONFIG_FILE)
     assert find_config("smoke") == Path("smoke")
+
+
+def test_a_config_file_is_read_as_it_is_now_and_nothing_is_left_beside_it(config_file, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    before = config_file.stat()
+    assert load_config(config_file).model.num_heads == 4
+    config_file.write_text(CONFIG_FILE.replace("num_heads = 4", "num_heads = 2"))
+    os.utime(config_file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as large and as old as the one before
+    assert load_config(config_file).model.num_heads == 2
+    assert list(config_file.parent.iterdir()) == [config_file]
 
 
 def test_a_config_that_is_nowhere_is_refused_with_the_nearest_name():
