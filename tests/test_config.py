@@ -410,7 +410,10 @@ def test_an_average_of_more_checkpoints_than_are_kept_is_refused_with_the_field_
         resolve(nested(**fields, **{f"train__{field}": 6}))
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 6, 7, 12, 13])
+@pytest.mark.parametrize(
+    "num_steps",
+    [pytest.param(n, marks=[] if n in (1, 2, 3, 5, 6, 7, 12, 13) else pytest.mark.slow) for n in range(1, 14)],
+)
 @pytest.mark.parametrize(
     ("each", "between", "patience"), [(4, 3, None), (3, 7, None), (4, 2, None), (3, 2, 1), (2, 5, 2)]
 )

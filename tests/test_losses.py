@@ -100,13 +100,17 @@ FEATURES = RNG.normal(size=(12, T, 11)).astype(np.float32)
 OF_FEATURES = RNG.integers(0, V, (12, T)), RNG.random((12, T)).astype(np.float32)
 
 
+SPLITS = [(1, 1), (3, 1), (12, 1), (1, 4), (3, 4), (2, 3)]
+SPLITS += [pytest.param(*split, marks=pytest.mark.slow) for split in [(2, 1), (2, 6)]]
+
+
 def loss_of_features(x_BTD, matrix_VD, labels_BT, weights_BT):
     logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD)
     objective, weight = cross_entropy(logits_BTV, labels_BT, weights_BT, label_smoothing=0.1)
     return objective, {"weight": weight, "largest": logits_BTV.max(axis=(1, 2)).sum()}
 
 
-@pytest.mark.parametrize(("parts", "row_shards"), [(1, 1), (3, 1), (12, 1), (1, 4), (3, 4), (2, 3)])
+@pytest.mark.parametrize(("parts", "row_shards"), SPLITS)
 def test_the_loss_of_a_batch_is_the_sum_over_its_parts_and_so_is_its_gradient(parts, row_shards):
     def in_parts(x_BTD, matrix_VD):
         split = {"parts": parts, "row_shards": row_shards}
