@@ -112,7 +112,7 @@ def _train(
     data = agreement.together(lambda: wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer)))
     _check_tokenizer(data.tokenizer, config, paths)
     identity = _identity(data, dataset)
-    _check_identity(restored[1] if restored else identity, identity, paths)
+    _check_identity(restored[1] if restored else None, identity, paths)
     programs.start_all(data.train.plan.shapes() if ahead else ())
     state = mode.put_state(_from_parts(restored[0])) if restored else wait(fresh)
     state = _with_weights(state, state_shapes, checkpoints, mode) if imported else state
@@ -268,7 +268,10 @@ def _check_tokenizer(tokenizer: Tokenizer, config: Config, paths: workdir_lib.Wo
         )
 
 
-def _check_identity(record: dict[str, Any], identity: dict[str, Any], paths: workdir_lib.Workdir) -> None:
+def _check_identity(record: dict[str, Any] | None, identity: dict[str, Any], paths: workdir_lib.Workdir) -> None:
+    """Refuses a checkpoint's `record`, if there is one, that was made from anything else."""
+    if record is None:
+        return
     then, now = record.get("files", {}), identity["files"]
     changed = sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
     named = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}
