@@ -143,6 +143,18 @@ def test_the_state_is_that_of_the_parameters_moments_and_batch():
     assert one.memory.state == pytest.approx(4 * (3 * parameters() + batch), rel=0.01)
 
 
+@pytest.mark.parametrize("kernel", ["cudnn", "flash"])
+def test_attention_by_an_accelerators_kernel_is_planned_as_blocks_which_keep_no_weights_either(kernel):
+    def memory(backend):
+        changes = PLANNED | {"data.buckets": "(512,)", "data.tokens_per_batch": 4096, "data.rows_multiple": 8}
+        changes |= {"model.max_length": 512, "model.backend": backend, "model.dtype": "bfloat16"}
+        (found,) = plan.plan(runs.small_config(changes), parallel.make_mesh(1), "gpu")
+        return found.memory
+
+    assert memory(kernel) == memory("blockwise")
+    assert memory(kernel).temporary < memory("reference").temporary
+
+
 def test_a_step_takes_the_time_of_its_products_and_its_messages():
     found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1e12, sent={MEAN: 11 * 10**9})
     h100 = ACCELERATORS["h100"]

@@ -65,6 +65,11 @@ def choose(
     return backend
 
 
+def stand_in(backend: str) -> str:
+    """What is traced in place of `backend` where its devices are not: a kernel's, like blocks, keeps no weights."""
+    return "blockwise" if backend in ("cudnn", "flash") else backend
+
+
 def attend(
     backend: str,
     query_BTHK: jax.Array,

@@ -9,11 +9,9 @@ import jax
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.model import transformer
+from flaxformer_lite.model import backends, transformer
 from flaxformer_lite.sweep.space import Point, Settings, refuse
 from flaxformer_lite.training import step as step_lib
-
-ELSEWHERE = ("cudnn", "flash")  # values of model.backend that this process, which computes on a CPU, cannot trace
 
 
 def check_all(points: Sequence[Point], settings: Settings, where: str) -> None:
@@ -81,6 +79,5 @@ def _of_shape(config: Config) -> Config:
     train = dataclasses.replace(config.train, num_steps=1, label_smoothing=smoothed, eval_every=1, checkpoint_every=1)
     model = dataclasses.replace(config.model, num_encoder_layers=1, num_decoder_layers=1)
     model = dataclasses.replace(model, dropout=0.5 if model.dropout else 0.0)
-    if model.backend in ELSEWHERE:
-        model = dataclasses.replace(model, backend="auto")
+    model = dataclasses.replace(model, backend=backends.stand_in(model.backend))
     return dataclasses.replace(config, optim=optim, train=train, model=model)

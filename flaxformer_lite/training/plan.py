@@ -16,6 +16,7 @@ import numpy as np
 
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data import pipeline
+from flaxformer_lite.model import backends
 from flaxformer_lite.training import flops, parallel, sharding
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
@@ -57,7 +58,8 @@ class Plan:
 def plan(config: Config, mesh: jax.sharding.Mesh, platform: str) -> list[Plan]:
     """One plan for each shape of batch that the config allows, the longest last.
 
-    `platform` says how many logits are computed at once; attention is computed as on a CPU.
+    `platform` says how many logits are computed at once; attention is computed as on a CPU, by blocks where an
+    accelerator's kernel is asked for.
 
     Raises:
       ValueError: the devices cannot share the rows, or a parameter.
@@ -67,6 +69,8 @@ def plan(config: Config, mesh: jax.sharding.Mesh, platform: str) -> list[Plan]:
 
 def _of_shape(config: Config, mesh: jax.sharding.Mesh, platform: str, rows: int, length: int) -> Plan:
     config = with_vocabulary(config, config.data.vocab_size)
+    model = dataclasses.replace(config.model, backend=backends.stand_in(config.model.backend))
+    config = dataclasses.replace(config, model=model)
     accumulate = config.optim.accumulate_steps
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     mode = parallel.MODES[config.parallel.mode](mesh)
