@@ -114,6 +114,19 @@ def test_a_classifier_is_given_all_that_it_reads_from_the_config_alone(small_lan
     assert set(data.validation.texts.kind) == set(languages.KINDS)
 
 
+def test_a_tokenizer_of_an_earlier_start_is_refused_unless_the_text_still_gives_the_same(small_language):
+    config = make_config("encoder_classifier", dataset="cldr_language", vocab_size=1500, tokenizer="bpe")
+    dataset, path = pipeline.open_dataset(config), small_language / "tokenizer.model"
+    given, other = pipeline.load(config, dataset, path).tokenizer, small_language / "other.model"
+    assert pipeline.load(config, dataset, path, True).tokenizer.fingerprint == given.fingerprint
+    tokenizer.train(dataset.read("test").texts(), other, vocab_size=1500, kind="bpe")
+    content = other.read_bytes()
+    with pytest.raises(ValueError, match=r"other\.model: not what the text of 'train' gives now, .* or delete it"):
+        pipeline.load(config, dataset, other, True)
+    assert other.read_bytes() == content
+    assert pipeline.load(config, dataset, other).tokenizer.fingerprint != given.fingerprint
+
+
 def test_the_config_says_which_texts_and_which_language_come_first():
     lm = pipeline.open_dataset(make_config("decoder_lm", source_language="de"))
     assert lm._target == ("de", "en")

@@ -480,3 +480,29 @@ def test_a_run_on_text_of_ones_own_goes_on_until_a_file_changes_which_is_then_na
     Path("validation.de").write_text(before)
     assert main_in_this_process(monkeypatch, "train", longer, "--config.train.num_steps=4") == 0
     assert runs.last_step(tmp_path / "run") == 4
+
+
+@pytest.mark.slow
+def test_text_that_changes_before_the_first_checkpoint_does_not_meet_the_tokenizer_of_the_old(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    phrases = cldr.phrases("en", "de", per_kind=40)
+    for name, part in (("train", phrases[:300]), ("validation", phrases[300:310]), ("test", phrases[310:320])):
+        Path(f"{name}.en").write_text("\n".join(phrase.source for phrase in part))
+        Path(f"{name}.de").write_text("\n".join(phrase.target for phrase in part))
+    files = {f"data.{name}_files": f"{name}.en,{name}.de" for name in ("train", "validation", "test")}
+    changes = runs.TINY | files | {"train.num_steps": 2, "data.dataset": "parallel_text"}
+    run, flags = tmp_path / "run", runs.flags(changes)
+    flags = ["train", *flags, f"--workdir={run}"]
+    assert runs.stop_at((run / "tokenizer.model").exists, signal.SIGKILL, *flags)[0] == -signal.SIGKILL
+    assert not list((run / "checkpoints").glob("*[0-9]"))
+    old, tokenizer = Path("train.de").read_text(), (run / "tokenizer.model").read_bytes()
+    Path("train.de").write_text(old[::-1])
+    assert main_in_this_process(monkeypatch, *flags) == 2
+    *_, said = capfd.readouterr().err.splitlines()
+    assert said.startswith(f"error: {run / 'tokenizer.model'}: not what the text of 'train") and "delete it" in said
+    assert (run / "tokenizer.model").read_bytes() == tokenizer
+    Path("train.de").write_text(old)
+    assert main_in_this_process(monkeypatch, *flags) == 0
+    assert (run / "tokenizer.model").read_bytes() == tokenizer

@@ -212,11 +212,41 @@ def vocabulary_texts(reader: Reader, count: int) -> list[str]:
     return texts
 
 
-def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
-    """Prepares and reads the dataset; process 0 trains the tokenizer if `tokenizer_path` does not exist.
+def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, unproved: bool) -> None:
+    """Process 0 trains the tokenizer if `path` does not exist, or to compare with one that is `unproved`.
 
     Raises:
-      ValueError: a split is missing, has no labels, or holds nothing to train on.
+      ValueError: it cannot be trained, or is another; in process 0, when the others do not wait for it any more.
+    """
+    complaint = None
+    if jax.process_index() == 0 and (unproved or not path.exists()):
+        options = {"vocab_size": config.data.vocab_size, "kind": config.data.tokenizer}
+        try:
+            texts = vocabulary_texts(dataset.reader(config.data.train_split), config.data.vocabulary_sample)
+            if not path.exists():
+                tokenizer.train(texts, path, **options)
+            elif tokenizer.trained(texts, **options) != path.read_bytes():
+                raise ValueError(
+                    f"{path}: not what the text of {config.data.train_split!r} gives now, and no checkpoint needs it "
+                    "yet; put the old text back, or delete it, which makes a new one."
+                )
+        except ValueError as error:
+            complaint = error
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("the tokenizer is trained")
+    if complaint:
+        raise complaint
+
+
+def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool = False) -> Data:
+    """Prepares and reads the dataset; process 0 trains the tokenizer if `tokenizer_path` does not exist.
+
+    Args:
+      unproved: whether a tokenizer that exists is of an earlier start, and no checkpoint tells of what text: it is
+        trained once more, to see.
+
+    Raises:
+      ValueError: a split is missing, has no labels, or holds nothing to train on, or the tokenizer is of other text.
     """
     dataset.prepare()
     splits = {
@@ -226,11 +256,7 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path) -> Data:
     }
     for role, name in splits.items():
         dataset.part(role).check_split(name)
-    if not tokenizer_path.exists() and jax.process_index() == 0:
-        texts = vocabulary_texts(dataset.reader(config.data.train_split), config.data.vocabulary_sample)
-        tokenizer.train(texts, tokenizer_path, vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("the tokenizer is trained")
+    provide_tokenizer(config, dataset, tokenizer_path, unproved=unproved)
     tokens = tokenizer.load(tokenizer_path)
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_split(dataset.part("validation"), config.data.validation_split, tokens, config)

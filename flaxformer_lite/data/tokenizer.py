@@ -23,7 +23,12 @@ TRAINING_THREADS = 2
 
 
 def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str) -> None:
-    """Trains on `sentences` and writes the model file at `path`, whole or not at all. Section 5.1.
+    """Writes the model file of `trained` at `path`, whole or not at all."""
+    write_whole(path, trained(sentences, vocab_size=vocab_size, kind=kind))
+
+
+def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
+    """The model file of a tokenizer trained on `sentences`, the same each time. Section 5.1.
 
     Args:
       vocab_size: pieces, with the 4 special tokens and 256 bytes; a digit is always a piece of its own, so that
@@ -66,7 +71,7 @@ def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str) -
         raise ValueError(
             f"config.data.vocab_size: no tokenizer of {vocab_size} pieces fits this text: {reason}"
         ) from error
-    write_whole(path, model.getvalue())
+    return model.getvalue()
 
 
 def pad_rows(rows: list[np.ndarray], length: int, *, end: bool = True) -> np.ndarray:

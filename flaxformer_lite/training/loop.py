@@ -1,6 +1,7 @@
 """Training: the one long function, from a config and a folder to a trained model."""
 
 import contextlib
+import functools
 import math
 import time
 from pathlib import Path
@@ -75,7 +76,7 @@ def _train(
     """`fit` after its checks. Raises Interrupted where a signal stopped it, with the state saved."""
     started = time.monotonic()
     chief = jax.process_index() == 0
-    same_result = workdir_lib.same_result(workdir, config)  # as at the last start
+    begun, same_result = workdir_lib.has_run(workdir), workdir_lib.same_result(workdir, config)  # at the last start
     agreement.barrier("the last start's config is read")
     paths = agreement.together(lambda: workdir_lib.create(workdir, config) if chief else workdir_lib.Workdir(workdir))
     agreement.check_workdir(workdir)
@@ -99,8 +100,7 @@ def _train(
     imported = workdir_lib.is_untrained(paths.path)
     restored = None if imported else checkpoints.restore_newest(mode.held(_to_parts(state_shapes)))
     done = int(restored[1]["step"]) if restored else 0
-    if restored:
-        scores.update(_known_scores(restored[1], paths, config.train.best_metric))
+    scores.update(_known_scores(restored[1], paths, config.train.best_metric) if restored else {})
     if same_result and _is_finished(paths, config, done, scores):
         checkpoints.close()
         return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths.metrics))
@@ -109,7 +109,8 @@ def _train(
         wait(fresh)
     ahead = done < config.train.num_steps and mode.compiles_ahead
     programs.start_all(pipeline.possible_shapes(config) if ahead and config.data.num_buckets is None else ())
-    data = agreement.together(lambda: wait(Background().submit(pipeline.load, config, dataset, paths.tokenizer)))
+    load = functools.partial(pipeline.load, config, dataset, paths.tokenizer, begun and not (restored or imported))
+    data = agreement.together(lambda: wait(Background().submit(load)))
     _check_tokenizer(data.tokenizer, config, paths)
     identity = _identity(data, dataset)
     _check_identity(restored[1] if restored else None, identity, paths)
