@@ -113,6 +113,16 @@ def test_two_processes_that_do_not_see_one_folder_are_refused_within_half_a_minu
     assert not (tmp_path / "mine").exists() and not (tmp_path / "yours").exists()
 
 
+@pytest.mark.slow
+def test_a_tokenizer_that_one_process_cannot_train_ends_both_with_the_reason(tmp_path):
+    processes = start(f"--workdir={tmp_path / 'run'}", "--config.data.vocab_size=90000")
+    for code, err in ended(processes, seconds=120):
+        assert code == 2
+        (line,) = runs.error_lines(err)
+        assert "process 0 on " in line and "config.data.vocab_size: no tokenizer of 90000 pieces fits" in line
+    assert not (tmp_path / "run").exists()
+
+
 def step_of(workdir: Path) -> int:
     """The last that is in the log, which may be being written."""
     return runs.last_step(workdir) if (workdir / "metrics.jsonl").exists() else 0
