@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -143,9 +143,7 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
     """
     reader = dataset.reader(name)
     if jax.process_count() > 1:
-        if jax.process_index() == 0:
-            store.tokenised(reader, tokens, start=_start(config))
-        multihost_utils.sync_global_devices("the ids are stored")
+        _by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)), "the ids are stored")
     columns = store.tokenised(reader, tokens, start=_start(config), show=jax.process_index() == 0)
     label = columns.pop("label", None)
     examples = Tokens(**columns, label=None if label is None else np.asarray(label.values, np.int32))
@@ -156,6 +154,20 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
         for side, growth in drawing.head_room(columns).items():
             lengths[side] = subwords.planned(lengths[side], growth, config.data.buckets[-1] - 1)
     return Split(None, examples, _plan(*lengths.values(), config), reader, drawing)
+
+
+def _by_process_0(function: Callable[[], None], done: str) -> None:
+    """Calls it in process 0; the others wait. What it raises is raised when nobody waits any more, else they hang."""
+    error = None
+    if jax.process_index() == 0:
+        try:
+            function()
+        except Exception as raised:
+            error = raised
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(done)
+    if error is not None:
+        raise error
 
 
 def _start(config: Config) -> tuple[int, ...]:
@@ -216,26 +228,23 @@ def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, unproved:
     """Process 0 trains the tokenizer if `path` does not exist, or to compare with one that is `unproved`.
 
     Raises:
-      ValueError: it cannot be trained, or is another; in process 0, when the others do not wait for it any more.
+      ValueError: in process 0: it cannot be trained, or is another.
     """
-    complaint = None
-    if jax.process_index() == 0 and (unproved or not path.exists()):
+
+    def provide() -> None:
+        if path.exists() and not unproved:
+            return
+        texts = vocabulary_texts(dataset.reader(config.data.train_split), config.data.vocabulary_sample)
         options = {"vocab_size": config.data.vocab_size, "kind": config.data.tokenizer}
-        try:
-            texts = vocabulary_texts(dataset.reader(config.data.train_split), config.data.vocabulary_sample)
-            if not path.exists():
-                tokenizer.train(texts, path, **options)
-            elif tokenizer.trained(texts, **options) != path.read_bytes():
-                raise ValueError(
-                    f"{path}: not what the text of {config.data.train_split!r} gives now, and no checkpoint needs it "
-                    "yet; put the old text back, or delete it, which makes a new one."
-                )
-        except ValueError as error:
-            complaint = error
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("the tokenizer is trained")
-    if complaint:
-        raise complaint
+        if not path.exists():
+            tokenizer.train(texts, path, **options)
+        elif tokenizer.trained(texts, **options) != path.read_bytes():
+            raise ValueError(
+                f"{path}: not what the text of {config.data.train_split!r} gives now, and no checkpoint needs it yet; "
+                "put the old text back, or delete it, which makes a new one."
+            )
+
+    _by_process_0(provide, "the tokenizer is trained")
 
 
 def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool = False) -> Data:
