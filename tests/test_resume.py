@@ -459,15 +459,22 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_everything_saved(tmp_p
     assert 3 <= step < 100
 
 
-@pytest.mark.slow
-def test_a_run_on_text_of_ones_own_goes_on_until_a_file_changes_which_is_then_named(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def write_text() -> dict[str, str]:
+    """Writes pairs of phrases to files in this folder, and gives the settings that name them."""
     phrases = cldr.phrases("en", "de", per_kind=40)
     for name, part in (("train", phrases[:300]), ("validation", phrases[300:310]), ("test", phrases[310:320])):
         Path(f"{name}.en").write_text("\n".join(phrase.source for phrase in part))
         Path(f"{name}.de").write_text("\n".join(phrase.target for phrase in part))
-    files = {f"data.{name}_files": f"{name}.en,{name}.de" for name in ("train", "validation", "test")}
-    short = {"train.num_steps": 2, "train.eval_every": 2, "train.checkpoint_every": 2, "data.dataset": "parallel_text"}
+    return {"data.dataset": "parallel_text"} | {
+        f"data.{name}_files": f"{name}.en,{name}.de" for name in ("train", "validation", "test")
+    }
+
+
+@pytest.mark.slow
+def test_a_run_on_text_of_ones_own_goes_on_until_a_file_changes_which_is_then_named(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    files = write_text()
+    short = {"train.num_steps": 2, "train.eval_every": 2, "train.checkpoint_every": 2}
     assert runs.fit(tmp_path / "run", runs.TINY | files | short) == 0
     longer = f"--workdir={tmp_path / 'run'}"
     before = Path("validation.de").read_text()
@@ -487,12 +494,8 @@ def test_text_that_changes_before_the_first_checkpoint_does_not_meet_the_tokeniz
     tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
-    phrases = cldr.phrases("en", "de", per_kind=40)
-    for name, part in (("train", phrases[:300]), ("validation", phrases[300:310]), ("test", phrases[310:320])):
-        Path(f"{name}.en").write_text("\n".join(phrase.source for phrase in part))
-        Path(f"{name}.de").write_text("\n".join(phrase.target for phrase in part))
-    files = {f"data.{name}_files": f"{name}.en,{name}.de" for name in ("train", "validation", "test")}
-    changes = runs.TINY | files | {"train.num_steps": 2, "data.dataset": "parallel_text"}
+    files = write_text()
+    changes = runs.TINY | files | {"train.num_steps": 2}
     run, flags = tmp_path / "run", runs.flags(changes)
     flags = ["train", *flags, f"--workdir={run}"]
     assert runs.stop_at((run / "tokenizer.model").exists, signal.SIGKILL, *flags)[0] == -signal.SIGKILL
