@@ -55,14 +55,21 @@ class Classifier:
         return probability_NC
 
 
-def load(workdir: str | Path, *, average: str | None = None, parameters: str | None = None) -> Classifier:
+def load(
+    workdir: str | Path,
+    *,
+    average: str | None = None,
+    parameters: str | None = None,
+    ensemble: Sequence[str | Path] = (),
+) -> Classifier:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
     Args:
-      average, parameters: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints.
+      average, parameters, ensemble: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints, and
+        an ensemble other runs that decide together with this one.
 
     Raises:
       ValueError: the folder holds no run, no checkpoint that can be read, or no classifier.
     """
-    chosen = {"average": average, "parameters": parameters}
+    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble}
     return Classifier(trained.load(workdir, command="classify", architecture="encoder_classifier", **chosen))

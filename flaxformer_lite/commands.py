@@ -11,7 +11,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data.line_windows import WINDOW
 from flaxformer_lite.line_job import LineJob
-from flaxformer_lite.model_flags import decode_given, define_decode, define_model, model_given
+from flaxformer_lite.model_flags import decode_given, define_decode, define_ensemble, define_model, model_given
 from flaxformer_lite.places import in_bucket, place
 from flaxformer_lite.training.accelerators import ACCELERATORS
 
@@ -42,7 +42,7 @@ class EvaluateRequest(NamedTuple):
     references: list[Path]  # in place of the split's own, if there are any
     resampling: dict[str, int]  # `bootstrap` and `seed`, if they were given
     output: Path  # a folder
-    model: dict[str, str]  # `average` and `parameters`, if they were given
+    model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they were given
     decode: dict[str, object]  # fields of DecodeConfig that were given
 
 
@@ -63,7 +63,7 @@ class TranslateRequest(NamedTuple):
     job: LineJob
     lines: dict[str, object]  # `prefix`, `n_best` and `long`: what becomes of each line
     decode: dict[str, object]  # fields of DecodeConfig that were given
-    model: dict[str, str]  # `average` and `parameters`, if they were given
+    model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they were given
 
     @property
     def asked(self) -> dict[str, object]:
@@ -77,7 +77,7 @@ class ClassifyRequest(NamedTuple):
 
     workdir: Path
     job: LineJob
-    model: dict[str, str]  # `average` and `parameters`, if they were given
+    model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they were given
 
     @property
     def asked(self) -> dict[str, object]:
@@ -93,7 +93,7 @@ class GenerateRequest(NamedTuple):
     count: int
     decode: dict[str, object]  # fields of DecodeConfig that were given
     output: Path | None
-    model: dict[str, str]  # `average` and `parameters`, if they were given
+    model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they were given
 
 
 class PlotRequest(NamedTuple):
@@ -182,6 +182,7 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
         _define_resampling(values)
         define_decode(values)
         define_model(values)
+        define_ensemble(values)
 
     usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
@@ -237,6 +238,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flags.DEFINE_enum("long", "refuse", ["refuse", "split"], long, flag_values=values)
         define_decode(values)
         define_model(values)
+        define_ensemble(values)
 
     usage = "usage: translate --workdir=W [--input=F] [--output=F] [--long=split] [--method=beam --n_best=N ...]"
     values = command_line.parse(arguments, define, usage=usage)
@@ -251,6 +253,7 @@ def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:
     def define(values: flags.FlagValues) -> None:
         _define_job(values)
         define_model(values)
+        define_ensemble(values)
 
     values = command_line.parse(arguments, define, usage="usage: classify --workdir=W [--input=F] [--output=F]")
     return ClassifyRequest(_required_workdir(values), _job(values), model_given(values))
@@ -289,6 +292,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
         flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
         define_decode(values)
         define_model(values)
+        define_ensemble(values)
 
     usage = "usage: generate --workdir=W [--prompt=TEXT] [--count=N] [--method=sample --temperature=0.8 --seed=1 ...]"
     values = command_line.parse(arguments, define, usage=usage)

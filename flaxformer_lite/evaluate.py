@@ -148,11 +148,11 @@ class Evaluator:
         return self._tokenizer.decode(self._decoder(params, prompts, between_batches=self._between_batches))
 
 
-def evaluate(workdir: str | Path, split: str, **options: str | None) -> Measurement:
+def evaluate(workdir: str | Path, split: str, **options: object) -> Measurement:
     """All metrics of the best model in `workdir` on `split` ('train', 'validation', 'test' or a TFDS split).
 
     Args:
-      options: `average` and `parameters`, as `trained.load` takes them.
+      options: `average`, `parameters` and `ensemble`, as `trained.load` takes them.
 
     Raises:
       ValueError: there is no such run, checkpoint or split.
@@ -235,6 +235,7 @@ def save(
         "steps": origin.steps,
         "average": origin.average,
         "parameters": origin.kind,
+        "ensemble": list(origin.others),
         "decode": dataclasses.asdict(config.decode),
         "scores": {name: value if math.isfinite(value) else None for name, value in measured.values.items()},
         "signatures": measured.scores.signatures,

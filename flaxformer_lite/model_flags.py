@@ -41,8 +41,23 @@ def define_model(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("parameters", None, ["raw", "ema"], kinds, flag_values=values)
 
 
-def model_given(values: flags.FlagValues) -> dict[str, str]:
-    """`average` and `parameters`, if they were given; raises ValueError for an average that is none."""
+def define_ensemble(values: flags.FlagValues) -> None:
+    """Which runs decide together."""
+    others = "folders of other runs, whose models decide together with this one's: the mean of their probabilities"
+    flags.DEFINE_list("ensemble", [], others, flag_values=values)
+
+
+def model_given(values: flags.FlagValues) -> dict[str, object]:
+    """`average`, `parameters` and `ensemble`, if they were given.
+
+    Raises:
+      ValueError: an average that is none, or an ensemble of nothing.
+    """
     if values.average not in (None, "none"):
         config_lib.parse_average("--average", values.average)
-    return {name: values[name].value for name in ("average", "parameters") if values[name].value is not None}
+    given = {name: values[name].value for name in ("average", "parameters") if values[name].value is not None}
+    if "ensemble" not in values or not values["ensemble"].present:
+        return given
+    if not all(values.ensemble) or not values.ensemble:
+        raise ValueError(f"--ensemble: expected folders of runs, W2,W3 and so on, got {','.join(values.ensemble)!r}.")
+    return given | {"ensemble": values.ensemble}

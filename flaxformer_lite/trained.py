@@ -17,12 +17,21 @@ from flaxformer_lite.data import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokenizer import MarianTokenizer, Tokenizer
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import transformer
+from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.places import place
 from flaxformer_lite.training import checkpoint, metrics, parallel, step, writers
 from flaxformer_lite.training.checkpoint import Checkpoints
 
 ROWS = 64  # texts classified at once
 PARTS = {"raw": "params", "ema": "ema"}  # which parameters, and the part of a checkpoint that holds them
+
+# What the models of an ensemble have in common, as a run that differs is told.
+COMMON = {
+    "another model.architecture": lambda run: run.config.model.architecture,
+    "another model.decoder": lambda run: run.config.model.decoder,
+    "another tokenizer": lambda run: run.tokenizer.fingerprint,
+    "other labels": lambda run: run.label_names,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +41,7 @@ class Origin:
     steps: tuple[int, ...]  # of the checkpoints that they are the average of; mostly one
     kind: str = "raw"  # or 'ema': the moving average that training keeps
     average: str | None = None  # 'last:5', where that was asked for
+    others: tuple[str, ...] = ()  # of an ensemble whose first these are: what else decides, each run and its origin
 
     @property
     def step(self) -> int:
@@ -41,7 +51,9 @@ class Origin:
     def __str__(self) -> str:
         steps = ", ".join(map(str, self.steps))
         words = f"average of steps {steps}" if len(self.steps) > 1 else f"step {steps}"
-        return words if self.kind == "raw" else f"{words}, moving average{'s' if len(self.steps) > 1 else ''}"
+        if self.kind != "raw":
+            words += f", moving average{'s' if len(self.steps) > 1 else ''}"
+        return f"{words}; together with {'; '.join(self.others)}" if self.others else words
 
     @property
     def remark(self) -> str | None:
@@ -50,14 +62,21 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """The same in the name of a file, such as 'step48-last5-ema'."""
-        average = self.average.replace(":", "") if self.average else None
-        return "-".join(filter(None, (f"step{self.step}", average, self.kind if self.kind != "raw" else None)))
+        """The same in the name of a file, such as 'step48-last5-ema'; of an ensemble, with a digest of the others."""
+        parts = [f"step{self.step}"]
+        if self.average:
+            parts.append(self.average.replace(":", ""))
+        if self.kind != "raw":
+            parts.append(self.kind)
+        if self.others:
+            parts.append(f"ensemble{1 + len(self.others)}")
+            parts.append(hashlib.sha256("\n".join(self.others).encode()).hexdigest()[:8])
+        return "-".join(parts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The best model of a run: whole on each device of `mesh`."""
+    """The best model of a run, or of several that decide together: whole on each device of `mesh`."""
 
     config: Config
     tokenizer: Tokenizer | MarianTokenizer
@@ -113,7 +132,8 @@ class Trained:
 
     def fingerprint(self) -> str:
         """SHA-256 of the model's settings, its parameters and the tokenizer, wherever the run lies."""
-        digest = hashlib.sha256(f"{self.config.model} {self.tokenizer.fingerprint}".encode())
+        settings = self.model.configs if isinstance(self.model, Ensemble) else self.config.model
+        digest = hashlib.sha256(f"{settings} {self.tokenizer.fingerprint}".encode())
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.params):
             digest.update(jax.tree_util.keystr(path).encode())
             digest.update(np.ascontiguousarray(leaf).tobytes())
@@ -127,6 +147,7 @@ def load(
     architecture: str | None = None,
     average: str | None = None,
     parameters: str | None = None,
+    ensemble: Sequence[str | Path] = (),
 ) -> Trained:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
@@ -135,11 +156,67 @@ def load(
       average: 'last:5' or 'best:5' checkpoints, or 'none'; None: as the run's `train.average` says, or of as many of
         them as there are so far.
       parameters: 'raw', or 'ema', their moving average; None: 'ema' if the run keeps one.
+      ensemble: other runs whose models decide together with this one's, chosen in the same way; see `together`.
 
     Raises:
       ValueError: the folder holds no run, or no checkpoint that can be read, or a model of another shape; fewer
-        checkpoints are kept than are to be averaged, or the run keeps no moving average.
+        checkpoints are kept than are to be averaged, or the run keeps no moving average; or models that cannot decide
+        together.
     """
+    options = {"command": command, "architecture": architecture, "average": average, "parameters": parameters}
+    run = _load(workdir, **options)
+    if not ensemble:
+        return run
+    runs = {str(place(workdir)): run}
+    for other in (str(place(folder)) for folder in ensemble):
+        if other in runs:
+            raise ValueError(f"ensemble: {other} is named twice; a model and itself decide what it decides alone.")
+        try:
+            runs[other] = _load(other, mesh=run.mesh, **options)
+        except ValueError as error:
+            raise ValueError(str(error) if other in str(error) else f"ensemble: {other}: {error}") from error
+    return together(runs)
+
+
+def together(runs: Mapping[str, Trained]) -> Trained:
+    """The models of several runs as one, which gives the mean of their probabilities, and all else as the first.
+
+    Args:
+      runs: by the name of each; all on the same mesh.
+
+    Raises:
+      ValueError: they do not write the same tokens one by one, or do not tell the same classes.
+    """
+    (name, first), *others = runs.items()
+    for other, run in others:
+        for what, of_run in COMMON.items():
+            if of_run(run) != of_run(first):
+                raise ValueError(
+                    f"ensemble: {other} has {what} than {name}; only models that give probabilities of the same "
+                    "things can decide together: train them with the same data.* settings."
+                )
+    if first.config.model.decoder == "masked":
+        raise ValueError(
+            f"ensemble: {name} has model.decoder='masked', and its texts are not written token by token; leave the "
+            "others out."
+        )
+    model = Ensemble(tuple(run.config.model for run in runs.values()))
+    params = {f"members_{number}": run.params for number, run in enumerate(runs.values())}
+    config = dataclasses.replace(first.config, model=model.config)
+    origin = dataclasses.replace(first.origin, others=tuple(f"{other}, {run.origin}" for other, run in others))
+    return dataclasses.replace(first, config=config, model=model, params=params, origin=origin)
+
+
+def _load(
+    workdir: str | Path,
+    *,
+    command: str | None,
+    architecture: str | None,
+    average: str | None,
+    parameters: str | None,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Trained:
+    """`load` of one run; `mesh`: None: over as many devices as its batches allow."""
     paths = workdir_lib.Workdir(place(workdir))
     config = workdir_lib.read_config(paths.path)
     if architecture not in (None, config.model.architecture):
@@ -152,7 +229,7 @@ def load(
     # What computed attention then may not exist here, and is no part of what was learned.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
     model = transformer.build_model(config.model)
-    mesh = parallel.widest_mesh(config.data.rows_multiple)
+    mesh = mesh or parallel.widest_mesh(config.data.rows_multiple)
     checkpoints, metric = None, config.train.best_metric
     if paths.checkpoints.is_dir():
         scores = writers.validation_scores(paths.metrics, lambda values: metrics.score(values, metric))

@@ -145,18 +145,24 @@ class LineTranslator:
 
 
 def load(
-    workdir: str | Path, *, average: str | None = None, parameters: str | None = None, **decode: object
+    workdir: str | Path,
+    *,
+    average: str | None = None,
+    parameters: str | None = None,
+    ensemble: Sequence[str | Path] = (),
+    **decode: object,
 ) -> Translator:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
     Args:
-      average, parameters: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints.
+      average, parameters, ensemble: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints, and
+        an ensemble other runs that decide together with this one.
       decode: fields of `DecodeConfig` to use in place of the run's own.
 
     Raises:
       ValueError: the folder holds no run, no checkpoint that can be read, or a model that does not translate; or a
         field is wrong.
     """
-    chosen = {"average": average, "parameters": parameters}
+    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble}
     run = trained.load(workdir, command="translate", architecture="encoder_decoder", **chosen)
     return Translator(trained.with_decode(run, decode))

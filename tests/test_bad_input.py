@@ -366,6 +366,22 @@ def test_a_run_without_a_checkpoint_yet_is_refused(refused, finished_run, tmp_pa
         assert "there is no checkpoint yet" in refused(*arguments, "--workdir=run")
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--ensemble=none", "none: expected the workdir of a run, but it has no config.json"),
+        ("--ensemble={run}/", "ensemble: {run} is named twice; a model and itself decide what it decides alone"),
+        ("--ensemble={classifier}", "{classifier}: translate needs a run with model.architecture='encoder_decoder'"),
+        ("--ensemble={classifier} --average=last:2", "translate needs a run"),
+        ("--ensemble=", "--ensemble: expected folders of runs"),
+    ],
+)
+def test_runs_that_cannot_decide_together_are_refused_by_name(refused, finished_run, finished_classifier, flags, words):
+    names = {"run": finished_run, "classifier": finished_classifier}
+    said = refused("translate", f"--workdir={finished_run}", *flags.format(**names).split())
+    assert words.format(**names) in said
+
+
 def test_an_unknown_split_of_evaluate_is_refused(refused, finished_run):
     assert "no split 'dev'" in refused("evaluate", f"--workdir={finished_run}", "--split=dev")
 

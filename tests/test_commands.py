@@ -124,6 +124,14 @@ def test_every_command_on_a_run_takes_an_average_and_which_parameters(parser):
         parser(["--workdir=w", "--parameters=best"])
 
 
+@pytest.mark.parametrize("parser", [parse_evaluate, parse_generate, parse_translate, parse_classify])
+def test_every_command_on_a_run_takes_others_that_decide_with_it(parser):
+    assert parser(["--workdir=w", "--ensemble=a,b/c"]).model == {"ensemble": ["a", "b/c"]}
+    for nothing in ("", "a,,b"):
+        with pytest.raises(ValueError, match=rf"^--ensemble: expected folders of runs, .* got {nothing!r}"):
+            parser(["--workdir=w", f"--ensemble={nothing}"])
+
+
 def test_translating_and_classifying_read_and_write_files_or_the_standard_streams():
     for parser in (parse_translate, parse_classify):
         assert parser(["--workdir=w"])[:2] == (Path("w"), LineJob())

@@ -204,6 +204,26 @@ def test_evaluate_compares_with_files_and_tells_how_sure_it_is(finished_run, com
     assert json.loads(scores.read_text())["references"] == [str(kept)]
 
 
+def test_runs_that_decide_together_translate_and_are_measured_as_one(finished_run, command, tmp_path):
+    other = shutil.copytree(finished_run, tmp_path / "other")
+    for step in (40, 48):
+        shutil.rmtree(other / "checkpoints" / str(step))  # so that its model is that of step 24
+    words = [f"--workdir={finished_run}", f"--ensemble={other}"]
+    printed = command("evaluate", *words, f"--output={tmp_path / 'scores'}")
+    title = f"{finished_run}, test split, step {best_step(finished_run)}; together with {other}, step 24\n"
+    values = evaluate_module.evaluate(finished_run, "test", ensemble=[other]).values
+    assert printed.startswith(title + report.table(values))
+    alone = [evaluate_module.evaluate(run, "test").values["loss"] for run in (finished_run, other)]
+    assert values["loss"] < max(alone) and values["loss"] not in alone
+    (scores,) = (tmp_path / "scores").glob(f"test.step{best_step(finished_run)}-ensemble2-*.greedy.scores.json")
+    assert json.loads(scores.read_text())["ensemble"] == [f"{other}, step 24"]
+    (tmp_path / "in.txt").write_text("Monday, 3 June 2024\n12 kilometers\n")
+    command("translate", *words, f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}")
+    translator = translate.load(finished_run, ensemble=[other])
+    expected = translator(["Monday, 3 June 2024", "12 kilometers"])
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines() == expected
+
+
 @pytest.mark.slow
 def test_evaluate_decodes_as_it_is_told_and_says_so(finished_run, finished_classifier, command, tmp_path, capfd):
     command("evaluate", f"--workdir={finished_run}", "--method=beam", "--beam_size=2", f"--output={tmp_path}")

@@ -32,6 +32,8 @@ TOO_LONG = "text {}: {} tokens, and the model takes at most {}; split it into sh
 class Letters:
     """A tokenizer that needs no training: id i is the i-th letter from 'A'."""
 
+    fingerprint = "letters"
+
     @staticmethod
     def encode(texts, *, side="source"):
         return [np.array([ord(letter) - ord("A") for letter in text], np.int32) for text in texts]
@@ -150,6 +152,71 @@ def test_a_model_is_known_by_its_settings_parameters_and_tokenizer():
     marks = [run.asked()["model"], *(dataclasses.replace(run, **other).asked()["model"] for other in others)]
     assert len(set(marks)) == 4 and all(mark.startswith("step 0, parameters ") for mark in marks)
     assert run.asked() == dataclasses.replace(run).asked() and run.asked()["--max_extra_length"] == EXTRA
+
+
+def two_runs(architecture, **changes):
+    """Runs by name, of which the second has other positions; `changes` of its `ModelConfig`."""
+    first, second = run_of(architecture), run_of(architecture, position="alibi")
+    origin = trained.Origin((7,), "ema")
+    model = dataclasses.replace(second.config.model, **changes)
+    return {
+        "a": first,
+        "b": dataclasses.replace(second, config=dataclasses.replace(second.config, model=model), origin=origin),
+    }
+
+
+def test_runs_that_decide_together_write_as_one_whichever_is_the_first_and_are_known_apart():
+    runs = two_runs("encoder_decoder")
+    both, reversed_ = trained.together(runs), trained.together(dict(reversed(runs.items())))
+    answers = [translate.Translator(run)(TEXTS) for run in (both, *runs.values())]
+    assert len({tuple(each) for each in answers}) == 3
+    assert translate.Translator(reversed_)(TEXTS) == answers[0]
+    assert str(both.origin) == "step 0; together with b, step 7, moving average"
+    assert str(reversed_.origin) == "step 7, moving average; together with a, step 0"
+    labels = [run.origin.label for run in (both, reversed_)]
+    assert [label[:-8] for label in labels] == ["step0-ensemble2-", "step7-ema-ensemble2-"] and len(set(labels)) == 2
+    assert len({run.fingerprint() for run in (both, reversed_, *runs.values())}) == 4
+
+
+def test_classifiers_and_writers_decide_together_too():
+    first, second, both = (
+        classify.Classifier(run).probabilities(TEXTS)
+        for run in (*two_runs("encoder_classifier").values(), trained.together(two_runs("encoder_classifier")))
+    )
+    assert np.abs(first - second).max() > 0.1
+    np.testing.assert_allclose(both, (first + second) / 2, atol=2e-5)
+    written = [generate.Writer(run)(["", *TEXTS]) for run in two_runs("decoder_lm").values()]
+    together = generate.Writer(trained.together(two_runs("decoder_lm")))(["", *TEXTS])
+    assert together not in written
+    assert all(text.startswith(prompt) for prompt, text in zip(TEXTS, together[1:], strict=True))
+
+
+def test_what_is_too_long_for_one_of_them_is_too_long_for_all():
+    both = trained.together(two_runs("encoder_decoder", max_length=11))
+    assert (both.longest, both.config.model.max_length) == (10, 11)
+    assert_refuses_by_its_number(translate.Translator(both), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"tokenizer": types.SimpleNamespace(fingerprint="other")}, "another tokenizer"),
+        ({"label_names": ["da", "zh", "nb"]}, "other labels"),
+        ({"config": Config(model=dataclasses.replace(MODEL, architecture="decoder_lm"))}, "another model.architecture"),
+        ({"config": Config(model=dataclasses.replace(MODEL, decoder="masked"))}, "another model.decoder"),
+    ],
+)
+def test_runs_whose_probabilities_are_not_of_the_same_things_do_not_decide_together(changes, what):
+    runs = two_runs("encoder_decoder")
+    with pytest.raises(ValueError, match=rf"^ensemble: b has {what} than a; only models that give probabilities of"):
+        trained.together({**runs, "b": dataclasses.replace(runs["b"], **changes)})
+
+
+def test_masked_decoders_do_not_decide_together():
+    config = Config(model=dataclasses.replace(MODEL, decoder="masked"))
+    masked = dataclasses.replace(run_of("encoder_decoder"), config=config)
+    with pytest.raises(ValueError, match=r"^ensemble: a has model\.decoder='masked', and its texts are not written"):
+        trained.together({"a": masked, "b": masked})
 
 
 def expected_probabilities(text):

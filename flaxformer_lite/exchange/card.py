@@ -81,5 +81,6 @@ def _measured(run: Trained, paths: Workdir) -> Iterator[Mapping[str, Any]]:
     yield from last.values()
     for file in sorted(paths.samples.glob("*.scores.json")) if paths.samples.exists() else ():
         facts = json.loads(file.read_text(encoding="utf-8"))
-        if (facts["steps"], facts["average"], facts["parameters"]) == ([*origin.steps], origin.average, origin.kind):
+        measured = facts["steps"], facts["average"], facts["parameters"], facts.get("ensemble", [])
+        if measured == ([*origin.steps], origin.average, origin.kind, []):
             yield {**facts, "split": f"{facts['split']}, {facts['decode']['method']}"}

@@ -24,6 +24,7 @@ import optax
 
 from flaxformer_lite.config import Config
 from flaxformer_lite.model import transformer
+from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.training import losses, masking, metrics, optim
 
 PAD, BOS = 0, 1
@@ -109,16 +110,21 @@ def classify(params: dict, batch: Batch, *, model: nn.Module, **mode) -> tuple[j
     return logits_BC[:, None], jnp.maximum(labels_B1, 0), (labels_B1 >= 0).astype(jnp.float32)
 
 
-def features(params: dict, batch: Batch, *, model: nn.Module, **mode) -> jax.Array:
-    """What a decoder makes of each token of the batch, (B, T, D)."""
+def decoder_inputs(batch: Batch, *, model: nn.Module) -> tuple[tuple[jax.Array, ...], dict[str, jax.Array | None]]:
+    """The ids that a decoder reads, behind those of the source if there is an encoder, and their segments by name."""
     segment_BT = batch.get("target_segment")
     inputs_BT = shift_right(batch["target"], segment_BT)
     if model.config.architecture == "decoder_lm":
-        arguments = {"segment_BT": segment_BT}
-        return model.apply({"params": params}, inputs_BT, method="features", **arguments, **mode)
-    if segment_BT is not None:
-        mode |= {"source_segment_BS": batch["source_segment"], "target_segment_BT": segment_BT}
-    return model.apply({"params": params}, batch["source"], inputs_BT, method="features", **mode)
+        return (inputs_BT,), {"segment_BT": segment_BT}
+    if segment_BT is None:
+        return (batch["source"], inputs_BT), {}
+    return (batch["source"], inputs_BT), {"source_segment_BS": batch["source_segment"], "target_segment_BT": segment_BT}
+
+
+def features(params: dict, batch: Batch, *, model: nn.Module, **mode) -> jax.Array:
+    """What a decoder makes of each token of the batch, (B, T, D)."""
+    inputs, segments = decoder_inputs(batch, model=model)
+    return model.apply({"params": params}, *inputs, method="features", **segments, **mode)
 
 
 def predictions(
@@ -211,6 +217,26 @@ def loss_sums(
     return (objective + extra["length_loss"][0] if extra else objective), measured | extra
 
 
+def ensemble_sums(params: dict, batch: Batch, *, model: Ensemble, row_shards: int = 1) -> metrics.Sums:
+    """Sums of `loss` and `accuracy` of models that write together, some rows after others if there are many logits."""
+
+    def sums(batch: Batch) -> metrics.Sums:
+        inputs, segments = decoder_inputs(batch, model=model)
+        log_prob_BTV = model.apply({"params": params}, *inputs, **segments)
+        predicted = log_prob_BTV, batch["target"], (batch["target"] != PAD).astype(jnp.float32)
+        return {"loss": losses.cross_entropy(*predicted), "accuracy": metrics.correct_tokens(*predicted)}
+
+    rows, length = batch["target"].shape
+    logits_of_row = len(model.configs) * length * model.config.vocab_size
+    parts = in_parts(batch, losses.parts_of(rows, logits_of_row, row_shards=row_shards))
+    return jax.tree.map(lambda sum_M: sum_M.sum(axis=0), jax.lax.map(sums, parts))
+
+
+def in_parts(batch: Batch, parts: int) -> Batch:
+    """The batch in so many parts, along a new leading axis; part m has every `parts`-th row."""
+    return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
 def gradient_sums(params: dict, batch: Batch, *, microbatches: int = 1, **options) -> tuple[dict, metrics.Sums]:
     """Gradients of the summed loss, and the metrics' sums, `microbatches` parts of the batch one after another.
 
@@ -223,7 +249,7 @@ def gradient_sums(params: dict, batch: Batch, *, microbatches: int = 1, **option
     def add_part(sums, part):
         return jax.tree.map(jnp.add, sums, gradient(params, part, **options)), None
 
-    parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+    parts = in_parts(batch, microbatches)
     first = gradient(params, jax.tree.map(lambda x: x[0], parts), **options)
     sums, _ = jax.lax.scan(add_part, first, jax.tree.map(lambda x: x[1:], parts))
     return sums
@@ -277,7 +303,10 @@ def eval_step(
     params: dict, batch: Batch, *, model: nn.Module, axis_name: str | None = None, row_shards: int = 1
 ) -> metrics.Sums:
     """Sums of `loss` and `accuracy` over the batch's labels, without dropout or smoothing."""
-    _, sums = loss_sums(params, batch, model=model, row_shards=row_shards)
+    if isinstance(model, Ensemble) and model.config.architecture != "encoder_classifier":
+        sums = ensemble_sums(params, batch, model=model, row_shards=row_shards)
+    else:
+        _, sums = loss_sums(params, batch, model=model, row_shards=row_shards)
     return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
 
