@@ -48,9 +48,23 @@ def test_disagreement_is_the_divergence_both_ways_summed_by_weight():
     both_ways = sum((np.exp(a) * (a - b)).sum(axis=-1) for a, b in ((log_p, log_q), (log_q, log_p)))
     expected = (WEIGHTS * both_ways).sum()
     assert expected > 1
-    np.testing.assert_allclose(disagreement(LOGITS, other, WEIGHTS), expected, rtol=1e-5)
-    np.testing.assert_allclose(disagreement(other, LOGITS, WEIGHTS), expected, rtol=1e-5)
-    assert disagreement(LOGITS, LOGITS + 3, WEIGHTS) < 1e-5  # the same probabilities
+    weights = np.concatenate([WEIGHTS, WEIGHTS], axis=1)
+    for pair in ((LOGITS, other), (other, LOGITS), (LOGITS + 3, other)):
+        np.testing.assert_allclose(disagreement(np.concatenate(pair, axis=1), weights), expected, rtol=1e-5)
+    assert abs(disagreement(np.concatenate([LOGITS, LOGITS + 3], axis=1), weights)) < 1e-4  # the same probabilities
+    assert disagreement(np.concatenate([LOGITS, LOGITS], axis=1), weights) == 0
+
+
+def test_the_gradient_of_disagreement_is_that_of_its_definition():
+    def by_definition(logits, weights):
+        (p, q), (weights, _) = (jnp.split(x, 2, axis=1) for x in (jax.nn.log_softmax(logits), weights))
+        return (((jnp.exp(p) - jnp.exp(q)) * (p - q)).sum(axis=-1) * weights).sum()
+
+    other = np.random.default_rng(1).normal(size=LOGITS.shape).astype(np.float32)
+    inputs = np.concatenate([LOGITS, other], axis=1), np.concatenate([WEIGHTS, WEIGHTS], axis=1)
+    gradient, expected = (jax.grad(function)(*inputs) for function in (disagreement, by_definition))
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(gradient, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)

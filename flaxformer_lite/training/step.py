@@ -194,8 +194,8 @@ def loss_sums(
     def sums(*predicted: jax.Array) -> tuple[jax.Array, metrics.Sums]:
         objective, _ = losses.cross_entropy(*predicted, label_smoothing=label_smoothing)
         if in_pairs:
-            (first, second), (weights, _) = (jnp.split(x, 2, axis=1) for x in (predicted[0], predicted[2]))
-            objective += r_drop / 2 * losses.disagreement(first, second, weights)
+            logits, _, weights = predicted
+            objective += r_drop / 2 * losses.disagreement(logits, weights)
         return objective, {"loss": losses.cross_entropy(*predicted), "accuracy": metrics.correct_tokens(*predicted)}
 
     if model.config.architecture == "encoder_classifier":
