@@ -39,12 +39,39 @@ def test_the_kinds_are_those_of_the_config():
     assert tuple(own_text.FORMS) == OWN_TEXT
 
 
-def test_a_pair_of_globs_is_matched_in_the_order_of_the_names(here):
-    write(here, b2__en="", b1__en="", c__en="", a2__de="", a10__de="", z__de="")
+def test_a_pair_of_globs_is_matched_by_the_names(here):
+    write(here, b2__en="", b10__en="", c__en="", b10__de="", c__de="", b2__de="")
     (here / "folder.en").mkdir()
     corpus = own_text.corpora(own(train=("*.en", "*.de")))["train"]
-    assert corpus.rows == (("b1.en", "a10.de"), ("b2.en", "a2.de"), ("c.en", "z.de"))
+    assert corpus.rows == (("b10.en", "b10.de"), ("b2.en", "b2.de"), ("c.en", "c.de"))
     assert (corpus.form, corpus.fields, corpus.longest_line) == ("lines", ("en", "de"), 101)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "rows"),
+    [
+        (("en/*", "de/*"), (("en/1.txt", "de/1.txt"), ("en/2.txt.gz", "de/2.txt"))),
+        (("x-*-english", "x_*.de"), (("x-1-english", "x_1.de"), ("x-11-english", "x_11.de"))),
+        (("one.*", "other"), (("one.en", "other"),)),  # of one file a side the names tell nothing
+    ],
+)
+def test_files_of_a_pair_are_named_alike_but_for_what_all_of_a_side_share(here, patterns, rows):
+    for path in (here / name for row in rows for name in row):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    assert own_text.corpora(own(train=patterns))["train"].rows == rows
+
+
+@pytest.mark.parametrize("missing", ["a1.en", "a3.de"])
+def test_a_pair_of_globs_whose_names_do_not_belong_together_is_refused(here, missing):
+    write(here, a1__en="", a2__en="", a3__en="", a1__de="", a2__de="", a3__de="")
+    (here / missing).unlink()
+    (here / f"a0.{missing[-2:]}").touch()
+    with pytest.raises(ValueError) as caught:
+        own_text.corpora(own(train=("*.en", "*.de")))
+    said = str(caught.value)
+    assert said.startswith("config.data.train_files: expected files named alike on both sides, but for what all names")
+    assert "in their order a0.en goes with a1.de" in said or "in their order a1.en goes with a0.de" in said
 
 
 def test_a_path_with_the_signs_of_a_glob_is_the_file_of_this_name_where_there_is_one(here):

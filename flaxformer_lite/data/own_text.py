@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import glob
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -76,7 +77,25 @@ def _side_by_side(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...],
     if len({len(side) for side in sides}) > 1:
         counts = " and ".join(f"{pattern} has {len(side)}" for pattern, side in zip(patterns, sides, strict=True))
         raise ValueError(f"{field}: expected as many files on both sides, {counts}.")
+    for files, parts in zip(zip(*sides, strict=True), zip(*map(_own_parts, sides), strict=True), strict=True):
+        if len(set(parts)) > 1:  # lines of one would be taken for translations of another's
+            raise ValueError(
+                f"{field}: expected files named alike on both sides, but for what all names of a side share, and in "
+                f"their order {files[0]} goes with {files[1]}; rename them, or add the one that is missing."
+            )
     return tuple(zip(*sides, strict=True))
+
+
+def _own_parts(paths: Sequence[str]) -> list[str]:
+    """What is left of each path, from its end, without the beginning and the end that all share, and without `.gz`."""
+
+    def without_common_start(names: list[str]) -> list[str]:
+        letters = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+        start = len(list(letters))
+        return [name[start:] for name in names]
+
+    rest = without_common_start([path.removesuffix(".gz") for path in paths])
+    return without_common_start([name[::-1] for name in rest])
 
 
 def _expanded(field: str, pattern: str) -> list[str]:
