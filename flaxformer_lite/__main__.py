@@ -87,7 +87,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     from flaxformer_lite import runtime
 
     runtime.start()
-    from flaxformer_lite import evaluate, trained
+    from flaxformer_lite import evaluate, trained, workdir
     from flaxformer_lite.training import report
 
     references = {str(path): command_line.read_lines(path, flag="--references") for path in request.references}
@@ -96,6 +96,11 @@ def evaluate(arguments: Sequence[str]) -> int:
         raise ValueError(
             f"--{next(iter(request.decode))}: goes with translations, and this run's model writes none to be measured."
         )
+    if request.output and run.config.model.architecture != "encoder_decoder":
+        raise ValueError("--output: goes with translations, and this run's model makes none to be kept.")
+    output = request.output or workdir.Workdir(request.workdir).samples
+    if run.config.model.architecture == "encoder_decoder":
+        evaluate.check_folder(output)
     run = trained.with_decode(run, request.decode)
     measured = evaluate.evaluate_run(run, request.split, references=references, **request.resampling)
     intervals = measured.scores.intervals if measured.scores else None
@@ -103,7 +108,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     if measured.note:
         print(measured.note)
     what = {"split": request.split, "config": run.config, "origin": run.origin, "references": list(references)}
-    for path in evaluate.save(measured, request.output, **what):
+    for path in evaluate.save(measured, output, **what):
         print(path)
     return 0
 
@@ -170,6 +175,7 @@ def classify(arguments: Sequence[str]) -> int:
 def generate(arguments: Sequence[str]) -> int:
     """Writes texts, one a line."""
     request = commands.parse_generate(arguments)
+    command_line.check_output(request.output)
     from flaxformer_lite import runtime
 
     runtime.start()

@@ -60,7 +60,7 @@ def load(
     *,
     average: str | None = None,
     parameters: str | None = None,
-    ensemble: Sequence[str | Path] = (),
+    ensemble: str | Path | Sequence[str | Path] = (),
 ) -> Classifier:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 

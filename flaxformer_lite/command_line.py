@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import errno
 import importlib.machinery
 import importlib.util
 import os
@@ -17,7 +18,7 @@ from ml_collections import config_dict, config_flags
 
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data.line_windows import as_text, decode_line
-from flaxformer_lite.places import write_whole
+from flaxformer_lite.places import in_bucket, why_unwritable, write_whole
 
 PACKAGE = Path(__file__).parent
 
@@ -237,8 +238,21 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
 
 
+def check_output(path: Path | None) -> None:
+    """Raises ValueError if `write_lines` could not write there, before there is anything to write."""
+    if path is None or in_bucket(path) or _is_stream(path):
+        return
+    reason = os.strerror(errno.EISDIR) if path.is_dir() else why_unwritable(path.parent)
+    if not path.parent.exists():  # none is made for a file
+        reason = os.strerror(errno.ENOENT)
+    if reason is not None:
+        raise ValueError(f"--output={path}: cannot be written: {reason}.")
+
+
 def write_lines(path: Path | None, lines: Sequence[str]) -> None:
-    """Writes one line each, to a file that appears whole or to standard output; a line end within one is a space.
+    """Writes one line each, to a file that appears whole, a pipe, a device or standard output.
+
+    A line end within a line is written as a space.
 
     Raises:
       ValueError: the file cannot be written.
@@ -249,6 +263,14 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
         sys.stdout.buffer.flush()
         return
     try:
-        write_whole(path, text)
+        if _is_stream(path):
+            path.write_bytes(text.encode())
+        else:
+            write_whole(path, text)
     except OSError as error:
         raise ValueError(f"--output={path}: cannot be written: {error.strerror}.") from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether `path` is a pipe or a device, in whose place nothing may be put."""
+    return not in_bucket(path) and path.exists() and not path.is_file() and not path.is_dir()

@@ -11,7 +11,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data.line_windows import WINDOW
 from flaxformer_lite.line_job import LineJob
-from flaxformer_lite.model_flags import decode_given, define_decode, define_ensemble, define_model, model_given
+from flaxformer_lite.model_flags import decode_given, define_decode, define_ensemble, define_model, listed, model_given
 from flaxformer_lite.places import in_bucket, place
 from flaxformer_lite.training.accelerators import ACCELERATORS
 
@@ -41,7 +41,7 @@ class EvaluateRequest(NamedTuple):
     split: str
     references: list[Path]  # in place of the split's own, if there are any
     resampling: dict[str, int]  # `bootstrap` and `seed`, if they were given
-    output: Path  # a folder
+    output: Path | None  # a folder; None: the run's own samples
     model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they were given
     decode: dict[str, object]  # fields of DecodeConfig that were given
 
@@ -177,7 +177,9 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
         flags.DEFINE_string("split", "test", "train, validation, test, or a TFDS split", flag_values=values)
-        flags.DEFINE_list("references", [], "files to compare with, in place of the split's own", flag_values=values)
+        flags.DEFINE_multi_string(
+            "references", [], "files to compare with, in place of the split's own", flag_values=values
+        )
         flags.DEFINE_string("output", None, "folder to write to; default: W/samples", flag_values=values)
         _define_resampling(values)
         define_decode(values)
@@ -186,8 +188,8 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
 
     usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
-    workdir, references = _required_workdir(values), [place(name) for name in values.references]
-    output = place(values.output) if values.output else workdir_lib.Workdir(workdir).samples
+    workdir, references = _required_workdir(values), _references(values)
+    output = place(values.output) if values.output else None
     chosen = model_given(values), decode_given(values)
     return EvaluateRequest(workdir, values.split, references, _resampling(values), output, *chosen)
 
@@ -201,7 +203,7 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
 
     def define(values: flags.FlagValues) -> None:
         flags.DEFINE_string("hypotheses", None, "translations, one a line", flag_values=values)
-        flags.DEFINE_list("references", [], "files with a line for each translation", flag_values=values)
+        flags.DEFINE_multi_string("references", [], "files with a line for each translation", flag_values=values)
         flags.DEFINE_boolean("tokenized", False, "the files come cut into tokens", flag_values=values)
         flags.DEFINE_string("baseline", None, "translations of another system, to compare with", flag_values=values)
         _define_resampling(values)
@@ -213,7 +215,7 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
             raise ValueError(f"--{name}: expected {what}, got nothing; add --{name}=FILE.")
     if values.baseline is not None and values.bootstrap is None:
         raise ValueError("--baseline: goes with --bootstrap=1000 or so, which tells a difference from chance.")
-    references, baseline = [place(name) for name in values.references], values.baseline
+    references, baseline = _references(values), values.baseline
     files = place(values.hypotheses), references, values.tokenized, place(baseline) if baseline else None
     return ScoreRequest(*files, _resampling(values))
 
@@ -335,6 +337,13 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
         )
     _check_utf8("--text", values.text)
     return PlotRequest(kind, folders, values.text, place(values.output) if values.output else folders[0] / "plots")
+
+
+def _references(values: flags.FlagValues) -> list[Path]:
+    names = listed(values.references)
+    if not all(names):
+        raise ValueError(f"--references: expected files, R1,R2 and so on, got {','.join(names)!r}.")
+    return [place(name) for name in names]
 
 
 def _define_resampling(values: flags.FlagValues) -> None:

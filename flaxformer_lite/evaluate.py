@@ -22,7 +22,7 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer
-from flaxformer_lite.places import make_folder, write_whole
+from flaxformer_lite.places import make_folder, why_unwritable, write_whole
 from flaxformer_lite.training import metrics, parallel, report, step
 
 SAMPLES = 8  # texts that a language model writes at an evaluation
@@ -199,6 +199,12 @@ def evaluate_run(
     evaluator = Evaluator(run.model, config, mode, run.tokenizer, label_names=run.label_names)
     options = {"references": list(references.values()) if references else None, "bootstrap": bootstrap, "seed": seed}
     return evaluator.measure(run.params, run.params, examples, **options)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ValueError if `save` could not write there, before anything is measured."""
+    if reason := why_unwritable(folder):
+        raise ValueError(f"--output={folder}: cannot be written to: {reason}; name another folder.")
 
 
 def save(

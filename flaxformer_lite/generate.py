@@ -34,7 +34,7 @@ def load(
     *,
     average: str | None = None,
     parameters: str | None = None,
-    ensemble: Sequence[str | Path] = (),
+    ensemble: str | Path | Sequence[str | Path] = (),
     **decode: object,
 ) -> Writer:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.

@@ -1,5 +1,7 @@
 """Flags that several commands share: which parameters of a run are used, and how texts are written."""
 
+from collections.abc import Sequence
+
 from absl import flags
 
 from flaxformer_lite import config as config_lib
@@ -44,7 +46,7 @@ def define_model(values: flags.FlagValues) -> None:
 def define_ensemble(values: flags.FlagValues) -> None:
     """Which runs decide together."""
     others = "folders of other runs, whose models decide together with this one's: the mean of their probabilities"
-    flags.DEFINE_list("ensemble", [], others, flag_values=values)
+    flags.DEFINE_multi_string("ensemble", None, others, flag_values=values)
 
 
 def model_given(values: flags.FlagValues) -> dict[str, object]:
@@ -56,8 +58,14 @@ def model_given(values: flags.FlagValues) -> dict[str, object]:
     if values.average not in (None, "none"):
         config_lib.parse_average("--average", values.average)
     given = {name: values[name].value for name in ("average", "parameters") if values[name].value is not None}
-    if "ensemble" not in values or not values["ensemble"].present:
+    if "ensemble" not in values or values.ensemble is None:
         return given
-    if not all(values.ensemble) or not values.ensemble:
-        raise ValueError(f"--ensemble: expected folders of runs, W2,W3 and so on, got {','.join(values.ensemble)!r}.")
-    return given | {"ensemble": values.ensemble}
+    others = listed(values.ensemble)
+    if not all(others):
+        raise ValueError(f"--ensemble: expected folders of runs, W2,W3 and so on, got {','.join(others)!r}.")
+    return given | {"ensemble": others}
+
+
+def listed(given: Sequence[str]) -> list[str]:
+    """What a flag lists, with commas or given several times."""
+    return [name for names in given for name in names.split(",")]

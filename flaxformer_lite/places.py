@@ -98,6 +98,19 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
+def why_unwritable(folder: Path) -> str | None:
+    """Why nothing could be written into `folder`, made where it is not there; None if it could, as far as is known.
+
+    Of a bucket that is known only when it is written to.
+    """
+    if in_bucket(folder):
+        return None
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        return os.strerror(errno.ENOTDIR)
+    return None if os.access(there, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
 def remove_tree(folder: Path) -> None:
     """Removes `folder` and what is in it, if it is there."""
     if in_bucket(folder):

@@ -91,15 +91,19 @@ def resample(
         ((title, signature),) = signed.items()
         signatures[name] = str(signature)
         found.append([(name, row.score, (row.mean, row.ci), row.p_value) for row in rows[title]])
-    alike = [list(hypotheses) == named[0][1] for _, hypotheses in named]  # sacreBLEU's p of no difference is near 0
+    systems_found = list(zip(*found, strict=True))
+    baseline = {name: value for name, value, _, _ in systems_found[0]}
     return [
         Scores(
             values={name: float(value) for name, value, _, _ in rows},
             signatures=signatures,
             intervals={name: (float(mean), float(half)) for name, _, (mean, half), _ in rows},
-            p_values={name: 1.0 if same else float(p) for name, _, _, p in rows if p is not None},
+            # Chance alone always makes a difference of nothing, of which sacreBLEU's p may be near 0.
+            p_values={
+                name: 1.0 if value == baseline[name] else float(p) for name, value, _, p in rows if p is not None
+            },
         )
-        for rows, same in zip(zip(*found, strict=True), alike, strict=True)
+        for rows in systems_found
     ]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from flaxformer_lite.config import Config, parse_average, with_vocabulary
 from flaxformer_lite.data import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokenizer import MarianTokenizer, Tokenizer
 from flaxformer_lite.decoding.decoder import Decoder
+from flaxformer_lite.fields import OWN_TEXT
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.places import place
@@ -25,12 +27,13 @@ from flaxformer_lite.training.checkpoint import Checkpoints
 ROWS = 64  # texts classified at once
 PARTS = {"raw": "params", "ema": "ema"}  # which parameters, and the part of a checkpoint that holds them
 
-# What the models of an ensemble have in common, as a run that differs is told.
+# What the models of an ensemble have in common, as a run that differs is told; what a run does not tell is None.
 COMMON = {
     "another model.architecture": lambda run: run.config.model.architecture,
     "another model.decoder": lambda run: run.config.model.decoder,
     "another tokenizer": lambda run: run.tokenizer.fingerprint,
     "other labels": lambda run: run.label_names,
+    "another source language": lambda run: source_language(run.config),
 }
 
 
@@ -127,7 +130,8 @@ class Trained:
     def asked(self) -> dict[str, object]:
         """What answers depend on, by the names that users know: the model, and how it writes."""
         decode = {f"--{name}": value for name, value in dataclasses.asdict(self.config.decode).items()}
-        model = f"{self.origin}, parameters {self.fingerprint()[:16]}"
+        origin = dataclasses.replace(self.origin, others=())  # the others are in the fingerprint, wherever they lie
+        model = f"{origin}, parameters {self.fingerprint()[:16]}"
         return {"model": model} | (decode if self.config.model.architecture != "encoder_classifier" else {})
 
     def fingerprint(self) -> str:
@@ -147,7 +151,7 @@ def load(
     architecture: str | None = None,
     average: str | None = None,
     parameters: str | None = None,
-    ensemble: Sequence[str | Path] = (),
+    ensemble: str | Path | Sequence[str | Path] = (),
 ) -> Trained:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
@@ -165,17 +169,17 @@ def load(
     """
     options = {"command": command, "architecture": architecture, "average": average, "parameters": parameters}
     run = _load(workdir, **options)
-    if not ensemble:
-        return run
-    runs = {str(place(workdir)): run}
-    for other in (str(place(folder)) for folder in ensemble):
+    runs = {str(workdir): run}
+    for other in map(str, [ensemble] if isinstance(ensemble, str | os.PathLike) else ensemble):
         if other in runs:
-            raise ValueError(f"ensemble: {other} is named twice; a model and itself decide what it decides alone.")
+            raise ValueError(f"ensemble: {other} is named twice, and would count twice; leave it out.")
         try:
             runs[other] = _load(other, mesh=run.mesh, **options)
         except ValueError as error:
-            raise ValueError(str(error) if other in str(error) else f"ensemble: {other}: {error}") from error
-    return together(runs)
+            if not str(error).startswith(f"{other}:"):
+                error.args = (f"ensemble: {other}: {error}",)  # and the traceback stays that of who raised it
+            raise
+    return together(runs) if len(runs) > 1 else run
 
 
 def together(runs: Mapping[str, Trained]) -> Trained:
@@ -185,26 +189,46 @@ def together(runs: Mapping[str, Trained]) -> Trained:
       runs: by the name of each; all on the same mesh.
 
     Raises:
-      ValueError: they do not write the same tokens one by one, or do not tell the same classes.
+      ValueError: they do not write the same tokens one by one, or do not tell the same classes; or two are the same.
     """
     (name, first), *others = runs.items()
     for other, run in others:
         for what, of_run in COMMON.items():
-            if of_run(run) != of_run(first):
+            if None not in (of_run(run), of_run(first)) and of_run(run) != of_run(first):
                 raise ValueError(
                     f"ensemble: {other} has {what} than {name}; only models that give probabilities of the same "
-                    "things can decide together: train them with the same data.* settings."
+                    "things can decide together: leave it out, or train it as that one was."
                 )
     if first.config.model.decoder == "masked":
         raise ValueError(
             f"ensemble: {name} has model.decoder='masked', and its texts are not written token by token; leave the "
             "others out."
         )
+    known: dict[str, str] = {}
+    for other, run in runs.items():
+        if (same := known.setdefault(run.fingerprint(), other)) != other:
+            raise ValueError(f"ensemble: {other} is the same model as {same}, which would count twice; leave it out.")
     model = Ensemble(tuple(run.config.model for run in runs.values()))
     params = {f"members_{number}": run.params for number, run in enumerate(runs.values())}
-    config = dataclasses.replace(first.config, model=model.config)
+    data = first.config.data
+    buckets = tuple(sorted({min(length, model.config.max_length) for length in data.buckets}))
+    config = dataclasses.replace(first.config, model=model.config, data=dataclasses.replace(data, buckets=buckets))
     origin = dataclasses.replace(first.origin, others=tuple(f"{other}, {run.origin}" for other, run in others))
     return dataclasses.replace(first, config=config, model=model, params=params, origin=origin)
+
+
+def source_language(config: Config) -> str | None:
+    """What a run translates from, as far as its config tells; None: it does not, or the run translates nothing."""
+    data = config.data
+    if config.model.architecture == "encoder_classifier":
+        return None
+    if data.source_language or data.languages:
+        return data.source_language or data.languages[0]
+    if data.dataset in OWN_TEXT:
+        path = data.train_files[0].rstrip("*").removesuffix(".gz") if len(data.train_files) == 2 else ""
+        return Path(path).suffix[1:] or None
+    first, _, second = data.dataset.rpartition("/")[2].partition(":")[0].partition("-")
+    return first if second else None
 
 
 def _load(

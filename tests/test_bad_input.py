@@ -229,6 +229,12 @@ def test_a_sentence_that_the_model_cannot_take_is_refused_by_its_number(
     assert ("or have that done by --long=split. It begins: '1 1 " in message) == (command == "translate")
 
 
+def test_texts_that_could_not_be_kept_are_not_generated(refused, tmp_path):
+    assert "--output=no/out.txt: cannot be written: No such file" in refused(
+        "generate", "--workdir=never_looked_at", "--output=no/out.txt"
+    )
+
+
 @pytest.mark.slow
 def test_a_prompt_that_the_model_cannot_take_is_refused(refused, finished_language_model):
     message = refused("generate", f"--workdir={finished_language_model}", f"--prompt={'1 ' * 200}", "--output=out.txt")
@@ -370,7 +376,9 @@ def test_a_run_without_a_checkpoint_yet_is_refused(refused, finished_run, tmp_pa
     ("flags", "words"),
     [
         ("--ensemble=none", "none: expected the workdir of a run, but it has no config.json"),
-        ("--ensemble={run}/", "ensemble: {run} is named twice; a model and itself decide what it decides alone"),
+        ("--ensemble={run}", "ensemble: {run} is named twice, and would count twice; leave it out"),
+        ("--ensemble={run}/.", "ensemble: {run}/. is the same model as {run}, which would count twice; leave it out"),
+        ("--ensemble={run}/../run --parameters=ema", "this run keeps no moving average"),
         ("--ensemble={classifier}", "{classifier}: translate needs a run with model.architecture='encoder_decoder'"),
         ("--ensemble={classifier} --average=last:2", "translate needs a run"),
         ("--ensemble=", "--ensemble: expected folders of runs"),
@@ -400,6 +408,9 @@ def test_an_unknown_split_of_evaluate_is_refused(refused, finished_run):
         ("finished_run", "--parameters=best", "parameters"),
         ("finished_run", "--references=none.txt", "--references=none.txt: cannot be read"),
         ("finished_run", "--references=two.txt", "two.txt: expected 24 lines, as many as the test split has, got 2"),
+        ("finished_run", "--output=two.txt", "--output=two.txt: cannot be written to: Not a directory; name another"),
+        ("finished_classifier", "--output=new", "--output: goes with translations, and this run's model makes none"),
+        ("finished_run", "--references=two.txt,", "--references: expected files, R1,R2 and so on, got 'two.txt,'"),
         ("finished_run", "--bootstrap=7", "bootstrap"),
         ("finished_run", "--bootstrap_seed=7", "--bootstrap_seed: goes with --bootstrap"),
         ("finished_classifier", "--bootstrap=1000", "--bootstrap: goes with translations, and a 'encoder_classifier'"),

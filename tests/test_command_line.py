@@ -1,9 +1,11 @@
 """Flags, config files and overrides are read as they are meant, or one line says what was wrong."""
 
+import functools
 import io
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from absl import flags
 
 from flaxformer_lite import command_line
 from flaxformer_lite.command_line import (
+    check_output,
     find_config,
     load_config,
     override,
@@ -331,9 +334,20 @@ def test_a_line_end_within_a_line_becomes_a_space_so_that_lines_keep_their_numbe
 @pytest.mark.parametrize("name", ["missing/out", "folder"])
 def test_an_output_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path, name):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ValueError, match=r"^--output=.*: cannot be written: "):
-        write_lines(tmp_path / name, ["a"])
+    for attempt in (functools.partial(write_lines, lines=["a"]), check_output):  # the second before there is a line
+        with pytest.raises(ValueError, match=r"^--output=.*: cannot be written: (No such file|Is a directory)"):
+            attempt(tmp_path / name)
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    check_output(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as thread:
+        text = thread.submit((tmp_path / "pipe").read_text)
+        write_lines(tmp_path / "pipe", ["a", "b"])
+        assert text.result(timeout=60) == "a\nb\n"
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_failing_is_one_line_on_standard_error_and_exit_code_2(capsys):

@@ -73,7 +73,7 @@ def test_a_contradiction_between_overrides_is_refused():
 
 
 def test_evaluating_needs_a_folder_and_takes_the_test_split_unless_told():
-    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test", [], {}, Path("w/samples"), {}, {})
+    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test", [], {}, None, {}, {})
     assert parse_evaluate(["--workdir=w", "--beam_size=3", "--alpha=1"]).decode == {"beam_size": 3, "alpha": 1.0}
     assert parse_evaluate(["--workdir=w", "--split=validation"]).split == "validation"
     flags = ["--references=a,b", "--bootstrap=1000", "--bootstrap_seed=7", "--output=o", "--average=none"]
@@ -84,6 +84,7 @@ def test_evaluating_needs_a_folder_and_takes_the_test_split_unless_told():
 
 
 def test_scoring_takes_files_and_no_folder():
+    assert parse_score(["--hypotheses=h", "--references=a", "--references=b"]).references == [Path("a"), Path("b")]
     files = ["--hypotheses=h", "--references=a,b"]
     assert parse_score(files) == (Path("h"), [Path("a"), Path("b")], False, None, {})
     request = parse_score([*files, "--tokenized", "--bootstrap=99", "--baseline=c"])
@@ -126,7 +127,8 @@ def test_every_command_on_a_run_takes_an_average_and_which_parameters(parser):
 
 @pytest.mark.parametrize("parser", [parse_evaluate, parse_generate, parse_translate, parse_classify])
 def test_every_command_on_a_run_takes_others_that_decide_with_it(parser):
-    assert parser(["--workdir=w", "--ensemble=a,b/c"]).model == {"ensemble": ["a", "b/c"]}
+    for flags in (["--ensemble=a,b/c"], ["--ensemble=a", "--ensemble=b/c"]):
+        assert parser(["--workdir=w", *flags]).model == {"ensemble": ["a", "b/c"]}
     for nothing in ("", "a,,b"):
         with pytest.raises(ValueError, match=rf"^--ensemble: expected folders of runs, .* got {nothing!r}"):
             parser(["--workdir=w", f"--ensemble={nothing}"])

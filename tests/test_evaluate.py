@@ -241,8 +241,12 @@ def test_where_nothing_was_translated_nothing_is_kept(tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(ValueError, match=rf"^--output={tmp_path}/taken: cannot be written to: .*; name another folder"):
-        save(tmp_path / "taken")
+    for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        for attempt in (save, evaluate.check_folder):  # the second before anything is measured
+            with pytest.raises(ValueError, match=rf"^--output={folder}: cannot be written to: .*; name another folder"):
+                attempt(folder)
+    evaluate.check_folder(tmp_path / "new" / "below")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 TEXTS = Examples(target=[*make_texts(41, 6, longest=17), "", "ñ" * LONGEST])

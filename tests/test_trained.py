@@ -191,9 +191,42 @@ def test_classifiers_decide_together_too_and_writers_go_on_from_their_prompts():
 
 
 def test_what_is_too_long_for_one_of_them_is_too_long_for_all():
-    both = trained.together(two_runs("encoder_decoder", max_length=11))
-    assert (both.longest, both.config.model.max_length) == (10, 11)
+    runs = two_runs("encoder_decoder", max_length=11)
+    config = dataclasses.replace(runs["a"].config, data=DataConfig(vocab_size=V, buckets=(7, 13, LONGEST)))
+    both = trained.together({**runs, "a": dataclasses.replace(runs["a"], config=config)})
+    both = trained.with_decode(both, {"max_extra_length": 3})  # which looks at the whole config
+    assert (both.longest, both.config.model.max_length, both.config.data.buckets) == (10, 11, (7, 11))
+    assert both.config.decode.max_extra_length == 3
     assert_refuses_by_its_number(translate.Translator(both), 10)
+
+
+@pytest.mark.parametrize(
+    ("data", "language"),
+    [
+        ({}, "en"),
+        ({"dataset": "wmt14_translate/de-en:1.0.0"}, "de"),
+        ({"dataset": "wmt14_translate/de-en", "source_language": "en"}, "en"),
+        ({"dataset": "ted_hrlr_translate/pt_to_en"}, None),
+        ({"dataset": "parallel_text", "train_files": ("a/*.fi*", "a/*.sv*")}, "fi"),
+        ({"dataset": "parallel_text", "train_files": ("a/1.fi.gz", "a/1.sv.gz"), "languages": ("sv", "fi")}, "sv"),
+        ({"dataset": "parallel_text", "train_files": ("a.tsv",)}, None),
+        ({"dataset": "parallel_text", "train_files": ("left", "right")}, None),
+    ],
+)
+def test_what_a_run_translates_from_is_told_by_its_config_or_not(data, language):
+    assert trained.source_language(Config(data=DataConfig(**data))) == language
+
+
+def test_a_model_does_not_decide_twice():
+    runs = two_runs("encoder_decoder")
+    with pytest.raises(ValueError, match=r"^ensemble: c is the same model as b, which would count twice; leave it out"):
+        trained.together({**runs, "c": runs["b"]})
+
+
+def test_what_answers_depend_on_does_not_tell_where_the_others_lie():
+    runs = two_runs("encoder_decoder")
+    here, there = (trained.together({"a": runs["a"], name: runs["b"]}) for name in ("b", "moved/b"))
+    assert here.asked() == there.asked() != runs["a"].asked() and here.origin != there.origin
 
 
 @pytest.mark.parametrize(
@@ -203,6 +236,7 @@ def test_what_is_too_long_for_one_of_them_is_too_long_for_all():
         ({"label_names": ["da", "zh", "nb"]}, "other labels"),
         ({"config": Config(model=dataclasses.replace(MODEL, architecture="decoder_lm"))}, "another model.architecture"),
         ({"config": Config(model=dataclasses.replace(MODEL, decoder="masked"))}, "another model.decoder"),
+        ({"config": Config(MODEL, DataConfig(source_language="de", vocab_size=V))}, "another source language"),
     ],
 )
 def test_runs_whose_probabilities_are_not_of_the_same_things_do_not_decide_together(changes, what):

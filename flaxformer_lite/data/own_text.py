@@ -77,25 +77,26 @@ def _side_by_side(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...],
     if len({len(side) for side in sides}) > 1:
         counts = " and ".join(f"{pattern} has {len(side)}" for pattern, side in zip(patterns, sides, strict=True))
         raise ValueError(f"{field}: expected as many files on both sides, {counts}.")
-    for files, parts in zip(zip(*sides, strict=True), zip(*map(_own_parts, sides), strict=True), strict=True):
-        if len(set(parts)) > 1:  # lines of one would be taken for translations of another's
+    of_words = [dict(zip(_own_words(side), side, strict=True)) for side in sides]
+    for words, path in of_words[0].items():
+        if any(words not in others or len(others) < len(sides[0]) for others in of_words):
             raise ValueError(
-                f"{field}: expected files named alike on both sides, but for what all names of a side share, and in "
-                f"their order {files[0]} goes with {files[1]}; rename them, or add the one that is missing."
+                f"{field}: expected files named alike on both sides, but for words that all of a side share at the "
+                f"start or the end, and {path} has not one of the same name; rename them, or add what is missing."
             )
-    return tuple(zip(*sides, strict=True))
+    return tuple(tuple(others[words] for others in of_words) for words in of_words[0])
 
 
-def _own_parts(paths: Sequence[str]) -> list[str]:
-    """What is left of each path, from its end, without the beginning and the end that all share, and without `.gz`."""
+def _own_words(paths: Sequence[str]) -> list[tuple[str, ...]]:
+    """What tells each file of a side from the others: its words, but for those that all have at the start or the end.
 
-    def without_common_start(names: list[str]) -> list[str]:
-        letters = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-        start = len(list(letters))
-        return [name[start:] for name in names]
-
-    rest = without_common_start([path.removesuffix(".gz") for path in paths])
-    return without_common_start([name[::-1] for name in rest])
+    Words are what is between signs; `.gz` is none. So 'en/a.1.txt' and 'en/b.1.txt' have ('a',) and ('b',).
+    """
+    rows = [re.findall(r"[^\W_]+", path.removesuffix(".gz")) for path in paths]
+    for _ in ("start", "end"):  # all are turned around in between, and back
+        shared = list(itertools.takewhile(lambda words: len(set(words)) == 1, zip(*rows, strict=False)))
+        rows = [row[len(shared) :][::-1] for row in rows]
+    return [tuple(row) for row in rows]
 
 
 def _expanded(field: str, pattern: str) -> list[str]:
