@@ -1,5 +1,6 @@
 """`python -m flaxformer_lite COMMAND --workdir=W ...`, also installed as `flaxformer-lite`."""
 
+import errno
 import os
 import sys
 import traceback
@@ -223,8 +224,8 @@ def sweep_report(arguments: Sequence[str]) -> int:
     _use_cpu()
     from flaxformer_lite.sweep import report, results
 
-    text, paths = report.write(results.SweepFolder(folder))
-    print(text, *paths, sep="\n")
+    _, paths = report.write(results.SweepFolder(folder), show=print)
+    print(*paths, sep="\n")
     return 0
 
 
@@ -259,6 +260,8 @@ def _use_cpu() -> None:
 
     runtime.quiet_libraries()
 
+
+NOT_OURS_TO_ENTER = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
 COMMANDS = {
     "train": train,
@@ -295,6 +298,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 2
     except BrokenPipeError:
         code = 0
+    except OSError as error:
+        if error.errno not in NOT_OURS_TO_ENTER or error.filename is None:
+            raise
+        complain(f"{error.filename}: cannot be reached: {error.strerror}.")
+        code = 2
     except KeyboardInterrupt:
         code = 130
     exit_now(code)

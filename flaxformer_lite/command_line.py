@@ -35,8 +35,17 @@ def complain(message: str) -> None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Ends the process without waiting for threads, which may be inside XLA for long."""
-    sys.stdout.flush()
+    """Ends the process without waiting for threads, which may be inside XLA for long.
+
+    What cannot be written any more is told, unless nobody reads it, and the code is 1 then.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        complain(f"standard output: cannot be written: {error.strerror}.")
+        code = code or 1
     sys.stderr.flush()
     os._exit(code)
 
@@ -266,7 +275,7 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
         if _is_stream(path):
             path.write_bytes(text.encode())
         else:
-            write_whole(path, text)
+            write_whole(path if in_bucket(path) else path.resolve(), text)  # what a link leads to, not the link
     except OSError as error:
         raise ValueError(f"--output={path}: cannot be written: {error.strerror}.") from error
 

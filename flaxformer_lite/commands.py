@@ -151,6 +151,9 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
         "usage: plan [--config=X | --workdir=W] [--devices=8] [--accelerator=h100] [--config.section.field=value ...]"
     )
     values, config, _ = _parse_config(arguments, define, usage)
+    if values.workdir and (values.config is not None or not workdir_lib.has_run(values.workdir)):
+        expected = "a run, or a config" if values.config is not None else "the workdir of a run"
+        raise ValueError(f"--workdir={values.workdir}: expected {expected}; name one of them that is there.")
     if not values.devices or not all(count.isdecimal() and int(count) for count in values.devices):
         raise ValueError(f"--devices: expected a number from 1 on, or several with commas, got {values.devices}.")
     return PlanRequest(config, list(map(int, values.devices)), values.accelerator, values.utilization)

@@ -106,7 +106,7 @@ class TrainConfig:
     best_metric: str = "loss"  # on validation: 'loss', 'accuracy', 'exact_match', 'bleu', 'chrf' or 'bleu_tokenized'
     average: str | None = None  # 'last:5', 'best:5': the result is the average of these checkpoints; section 6.1
     ema_decay: float | None = None  # keeps a moving average of the parameters, which is then what is evaluated and used
-    patience: int | None = None  # evaluations without a better best_metric before stopping; None: never
+    patience: int | None = None  # evaluations after the best, or the last of equally good, to stop at; None: never
     profile: bool = False  # traces some steps, for the usual viewers, and shows which operations cost most
     decode_examples: int = 200  # validation examples translated at each evaluation; 0: no samples
 

@@ -103,7 +103,8 @@ class _Kept(_Stream):
 
     def __init__(self, job: LineJob, reader: LineReader, asked: Mapping[str, Any]):
         """Goes over what is done already, in `reader` too."""
-        self._path, self._asked, self._lines = job.output, json.loads(json.dumps(asked)), 0
+        self._path = job.output.resolve() if job.output.is_symlink() else job.output  # a link stays one
+        self._asked, self._lines = json.loads(json.dumps(asked)), 0
         if self._path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         self._partial = self._path.with_name(f"{self._path.name}.partial")

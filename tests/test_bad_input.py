@@ -357,6 +357,22 @@ def test_a_text_that_has_no_token_or_too_many_is_not_drawn(refused, finished_cla
     assert ("text 1: " if text else "--text: ") in refused("plot", "attention", *arguments)
 
 
+def test_a_name_that_the_system_does_not_take_is_told_in_one_line(refused):
+    message = refused("translate", f"--workdir={'x' * 300}")
+    assert "x" * 300 in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--workdir=typo", "--workdir=typo: expected the workdir of a run"),
+        ("--config=smoke --workdir={run}", "--workdir={run}: expected a run, or a config; name one of them"),
+    ],
+)
+def test_what_is_not_there_or_twice_is_not_planned(refused, finished_run, flags, words):
+    assert words.format(run=finished_run) in refused("plan", *flags.format(run=finished_run).split())
+
+
 @pytest.mark.parametrize("command", ["translate", "evaluate", "classify", "generate"])
 def test_a_workdir_without_a_run_is_refused(refused, command, tmp_path):
     assert "--workdir: expected the folder of a run" in refused(command)

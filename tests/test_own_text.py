@@ -52,6 +52,8 @@ def test_a_pair_of_globs_is_matched_by_the_names(here):
     [
         (("en/*", "de/*"), (("en/1.txt", "de/1.txt"), ("en/2.txt.gz", "de/2.txt"))),
         (("x-*-english", "x_*.de"), (("x-1-english", "x_1.de"), ("x-11-english", "x_11.de"))),
+        (("x/*/*",), (("x/c++/1.tsv",), ("x/c-/1.tsv",))),  # of one side nothing is asked
+        (("*.en", "*.de"), (("c++.en", "c++.de"), ("c.en", "c.de"), ("c_.en", "c_.de"))),
         (("one.*", "other"), (("one.en", "other"),)),  # of one file a side the names tell nothing
         (("*.en", "*.de"), (("news.en", "news.de"), ("news.extra.en", "news.extra.de"))),
         (("*.en", "*.de"), (("train.dev.en", "train.dev.de"), ("train.en", "train.de"))),  # the other side's order

@@ -243,6 +243,20 @@ def test_half_of_the_process_flags_is_an_error(given):
         parallel.initialize(*given)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("host", 2, 0), r"^--coordinator_address: expected HOST:PORT of process 0, got 'host'"),
+        (("host:1", 2, 2), r"^--process_id: expected 0 to --num_processes - 1, got 2 of 2 processes"),
+        (("host:1", 2, -1), r"^--process_id: .* got -1 of 2"),
+        (("host:1", 0, 0), r"^--process_id: .* got 0 of 0"),
+    ],
+)
+def test_wrong_process_flags_are_an_error(given, says):
+    with pytest.raises(ValueError, match=says):
+        parallel.initialize(*given)
+
+
 def test_without_flags_or_a_cluster_nothing_is_initialized(monkeypatch):
     called = []
     monkeypatch.setattr(

@@ -20,6 +20,8 @@ import pytest
 import runs
 
 from flaxformer_lite import __main__ as program
+from flaxformer_lite import evaluate
+from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data import cldr
 from flaxformer_lite.training import loop, parallel, writers
 from flaxformer_lite.training import step as step_lib
@@ -288,6 +290,62 @@ def test_a_finished_run_of_which_another_average_is_asked_for_is_measured_anew(f
     assert test["split"] == "test" and test["parameters"] == f"average of steps {', '.join(map(str, kept))}"
     assert runs.fit(workdir, wanted) == 0
     assert (workdir / "metrics.jsonl").read_text() == after
+
+
+def test_a_result_that_was_to_be_measured_anew_and_was_not_is_measured_at_the_next_start(
+    finished_run, tmp_path, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments, **options):
+        raise Killed
+
+    workdir, wanted = shutil.copytree(finished_run, tmp_path / "run"), {"decode.max_extra_length": 3}
+    before = (workdir / "metrics.jsonl").read_text()
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(evaluate.Evaluator, "measure", killed)
+        runs.fit(workdir, wanted)
+    assert workdir_lib.read_config(workdir).decode.max_extra_length == 3
+    assert runs.fit(workdir, wanted) == 0
+    after = (workdir / "metrics.jsonl").read_text()
+    *again, test = map(json.loads, after.removeprefix(before).splitlines())
+    assert test["split"] == "test" and all(line["split"] == "validation" for line in again)
+    old = [line for line in map(json.loads, before.splitlines()) if line["split"] == "test"]
+    assert test["bleu"] != old[-1]["bleu"] or test["chrf"] != old[-1]["chrf"]
+    assert runs.fit(workdir, wanted) == 0
+    assert (workdir / "metrics.jsonl").read_text() == after
+
+
+@pytest.mark.parametrize(
+    ("changes", "logged", "field"),
+    [
+        ({"decode.max_extra_length": 3}, ["validation"], "config.decode.max_extra_length"),
+        ({"train.decode_examples": 3}, ["validation", "train"], "config.train.decode_examples"),
+        ({"decode.min_length": 2, "train.num_steps": 99}, ["validation", "test"], "config.decode.min_length"),
+        ({"decode.min_length": 2, "train.patience": 99}, ["validation", "test"], "config.decode.min_length"),
+        ({"decode.max_extra_length": 3}, ["validation", "test"], None),  # only the result is measured anew
+        ({"decode.max_extra_length": 3}, ["train"], None),  # there is nothing to compare with
+        ({"decode.tokens_per_batch": 512}, ["validation"], None),  # which changes no text
+    ],
+)
+def test_scores_of_translations_that_come_in_another_way_are_not_compared(tmp_path, changes, logged, field):
+    own = {"train.best_metric": "bleu"}
+    with workdir_lib.create(tmp_path, runs.small_config(own)).metrics.open("w") as file:
+        file.writelines(json.dumps({"step": 8, "split": split, "bleu": 1.0}) + "\n" for split in logged)
+    check = functools.partial(loop._check_start, tmp_path, runs.small_config(own | changes))
+    if field is None:
+        return check()
+    with pytest.raises(
+        ValueError, match=rf"^{field}: so far validation was measured with .* train\.best_metric='bleu'"
+    ):
+        check()
+
+
+def test_losses_are_compared_however_texts_are_written(tmp_path):
+    paths = workdir_lib.create(tmp_path, runs.small_config())
+    paths.metrics.write_text(json.dumps({"step": 8, "split": "validation", "loss": 1.0}) + "\n")
+    loop._check_start(tmp_path, runs.small_config({"decode.max_extra_length": 3, "train.decode_examples": 3}))
 
 
 def test_raising_the_number_of_steps_goes_on(finished_run, tmp_path):

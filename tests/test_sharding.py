@@ -265,6 +265,11 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused_with_its_sizes():
         parallel.make_mesh(4, 2, 2)
 
 
+def test_sizes_that_would_leave_devices_out_of_the_rest_are_refused():
+    with pytest.raises(ValueError, match=r"^config\.parallel: 3 fsdp do not divide the 8 devices, so that -1 cannot"):
+        parallel.make_mesh(-1, 3)
+
+
 def test_devices_of_a_layer_belong_to_one_process(monkeypatch):
     monkeypatch.setattr(jax, "local_device_count", lambda: 4)
     with pytest.raises(ValueError, match=r"config\.parallel\.tensor: 8 devices .* each has 4; choose a divisor"):

@@ -1,8 +1,11 @@
 """The folder of a run: made whole, read back, and guarded against another run's config."""
 
+import contextlib
 import dataclasses
 import json
 import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +122,44 @@ def test_a_failure_after_the_first_logged_step_keeps_everything(tmp_path):
         workdir.create(new, Config()).metrics.write_text("{}\n")
         raise ValueError("late")
     assert (new / "config.json").exists()
+
+
+def test_a_failure_after_a_resumed_run_has_logged_keeps_what_it_goes_on_as(tmp_path):
+    paths = workdir.create(tmp_path, Config())
+    paths.metrics.write_text("{}\n")
+    with pytest.raises(ValueError, match="late"), workdir.untouched_if_refused(tmp_path):
+        workdir.create(tmp_path, changed("train", num_steps=7))
+        with paths.metrics.open("a") as log:
+            log.write("{}\n")
+        raise ValueError("late")
+    assert workdir.read_config(tmp_path).train.num_steps == 7
+
+
+def test_one_training_at_a_time_has_a_folder_and_the_next_one_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(workdir, "PATIENCE", 0.3)
+    run = tmp_path / "run"
+    refused = pytest.raises(ValueError, match=rf"^--workdir={run}: another process is training in it; wait for that or")
+    with workdir.alone(run):
+        workdir.create(run, Config()).metrics.write_text("{}\n")
+        with refused, workdir.alone(run):
+            pass
+        before = sorted(run.iterdir())
+        with workdir.alone(tmp_path / "other"):
+            pass
+    with workdir.alone(run):
+        assert sorted(run.iterdir()) == before
+    monkeypatch.setattr(workdir, "PATIENCE", 60.0)
+    first, begun = contextlib.ExitStack(), time.monotonic()
+    first.enter_context(workdir.alone(run))
+    threading.Timer(1.0, first.close).start()
+    with workdir.alone(run):
+        assert 1.0 <= time.monotonic() - begun < 30
+
+
+def test_a_start_that_logs_nothing_leaves_no_log_and_no_folder(tmp_path):
+    with workdir.alone(tmp_path / "deep" / "run"):
+        assert (tmp_path / "deep" / "run").is_dir()
+    assert list(tmp_path.iterdir()) == []
+    with workdir.alone(tmp_path / "deep" / "run"):
+        (tmp_path / "deep" / "run" / "config.json").write_text("{}")
+    assert [path.name for path in (tmp_path / "deep" / "run").iterdir()] == ["config.json"]

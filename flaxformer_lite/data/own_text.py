@@ -77,9 +77,11 @@ def _side_by_side(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...],
     if len({len(side) for side in sides}) > 1:
         counts = " and ".join(f"{pattern} has {len(side)}" for pattern, side in zip(patterns, sides, strict=True))
         raise ValueError(f"{field}: expected as many files on both sides, {counts}.")
+    if len(sides) == 1:
+        return tuple((path,) for path in sides[0])
     of_words = [dict(zip(_own_words(side), side, strict=True)) for side in sides]
     for words, path in of_words[0].items():
-        if any(words not in others or len(others) < len(sides[0]) for others in of_words):
+        if any(words not in others for others in of_words):
             raise ValueError(
                 f"{field}: expected files named alike on both sides, but for words that all of a side share at the "
                 f"start or the end, and {path} has not one of the same name; rename them, or add what is missing."
@@ -90,9 +92,9 @@ def _side_by_side(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...],
 def _own_words(paths: Sequence[str]) -> list[tuple[str, ...]]:
     """What tells each file of a side from the others: its words, but for those that all have at the start or the end.
 
-    Words are what is between signs; `.gz` is none. So 'en/a.1.txt' and 'en/b.1.txt' have ('a',) and ('b',).
+    A sign counts as a word, and `.gz` as none. So 'en/a.1.txt' and 'en/b.1.txt' have ('a',) and ('b',).
     """
-    rows = [re.findall(r"[^\W_]+", path.removesuffix(".gz")) for path in paths]
+    rows = [re.findall(r"[^\W_]+|[\W_]", path.removesuffix(".gz")) for path in paths]
     for _ in ("start", "end"):  # all are turned around in between, and back
         shared = list(itertools.takewhile(lambda words: len(set(words)) == 1, zip(*rows, strict=False)))
         rows = [row[len(shared) :][::-1] for row in rows]

@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import pickle
 import shutil
@@ -177,7 +178,12 @@ def _write(work: _Work, root: Path, keys: Mapping[str, str], *, show: bool) -> N
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many there are for this process; of a container that may use each for a part of the time, so much fewer."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
 
 
 def _part_files(folder: Path, column: str, part: int) -> tuple[Path, Path]:

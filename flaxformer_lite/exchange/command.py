@@ -12,7 +12,7 @@ def bring_in(request: ImportRequest) -> int:
     """Makes a workdir of a folder with a Marian model; returns the exit code."""
     source = from_marian.read(request.folder)
     if any(override.lstrip("-").startswith("config.decode.method=") for override in request.overrides):
-        source = dataclasses.replace(source, decode={})  # what it says of another method is of no use
+        source = dataclasses.replace(source, decode=from_marian.of_any_method(source.decode))
     user_config = command_line.override(from_marian.with_weights(request.config, source), request.overrides)
     config = config_lib.resolve(user_config)
     from_marian.check(config, source)

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import MarianTokenizer, open_model, their_ids
 from flaxformer_lite.exchange import marian
-from flaxformer_lite.fields import FIXED_BY_WEIGHTS
+from flaxformer_lite.fields import FIXED_BY_WEIGHTS, NOT_IN_WEIGHTS, READ_IF
 from flaxformer_lite.places import new_folder, write_whole
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.workdir import Workdir
@@ -202,13 +202,30 @@ def _license(folder: Path) -> str | None:
 
 
 def with_weights(config: config_dict.ConfigDict, source: MarianFolder) -> config_dict.ConfigDict:
-    """`config` with all that the weights and the tokenizer have fixed, and how the model writes."""
-    config.model = config_lib.to_config_dict(Config(model=dataclasses.replace(source.model, vocab_size=None))).model
+    """`config` with all that the weights and the tokenizer have fixed, and how the model writes.
+
+    What the config says of its own about the rest stays.
+    """
+    free = _changed(ModelConfig(), config.model, NOT_IN_WEIGHTS)
+    model = dataclasses.replace(source.model, vocab_size=None, **free)
+    config.model = config_lib.to_config_dict(Config(model=model)).model
     config.data.update(tokenizer="marian", vocab_size=source.model.vocab_size)
     longest = source.model.max_length
     config.data.buckets = tuple(length for length in config.data.buckets if length <= longest) or (longest,)
-    config.decode = config_lib.to_config_dict(Config(decode=DecodeConfig(**source.decode))).decode
+    own = _changed(DecodeConfig(), config.decode, [field.name for field in dataclasses.fields(DecodeConfig)])
+    theirs = of_any_method(source.decode) if "method" in own else source.decode
+    config.decode = config_lib.to_config_dict(Config(decode=DecodeConfig(**{**theirs, **own}))).decode
     return config
+
+
+def of_any_method(decode: Mapping[str, Any]) -> dict[str, Any]:
+    """What of some fields of `DecodeConfig` is not about one method."""
+    return {name: value for name, value in decode.items() if name != "method" and f"decode.{name}" not in READ_IF}
+
+
+def _changed(default: Any, section: config_dict.ConfigDict, names: Iterable[str]) -> dict[str, Any]:
+    """The fields of a section that are not as the default has them."""
+    return {name: getattr(section, name) for name in names if getattr(section, name) != getattr(default, name)}
 
 
 def check(config: Config, source: MarianFolder) -> None:

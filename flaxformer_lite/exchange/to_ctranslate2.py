@@ -77,7 +77,9 @@ def ctranslate2_arguments(decode: DecodeConfig, *, translates: bool, longest: in
     arguments: dict[str, Any] = {"beam_size": 1, "disable_unk": True}
     arguments["min_decoding_length" if translates else "min_length"] = decode.min_length
     arguments["max_decoding_length" if translates else "max_length"] = longest
-    if not translates:
+    if translates:
+        arguments["max_input_length"] = 0  # else it cuts a source after 1,024 tokens, and says nothing
+    else:
         arguments["include_prompt_in_result"] = True
     if decode.no_repeat_ngram is not None:
         arguments["no_repeat_ngram_size"] = decode.no_repeat_ngram

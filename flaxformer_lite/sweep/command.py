@@ -58,6 +58,6 @@ def sweep(request: SweepRequest) -> int:
     if code:
         print(f"stopped; to go on: the same command with --workdir={folder.path}", file=sys.stderr)
         return code
-    text, paths = report.write(folder)
-    print(text, *paths, sep="\n")
+    _, paths = report.write(folder, show=print)
+    print(*paths, sep="\n")
     return int(bool(failed))

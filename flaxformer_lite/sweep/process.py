@@ -24,7 +24,7 @@ class Run:
           lock: held while it runs; a run of the same folder that still ends is waited for.
           env: variables beside those of this process.
         """
-        self.log = log
+        self.log, self._said_before = log, log.stat().st_size if log.exists() else 0
         self._stopping: float | None = None
         theirs, self._lifeline = os.pipe()
         command = [*TRAIN, str(theirs), str(lock), *arguments]
@@ -75,7 +75,8 @@ class Run:
 
     def reason(self) -> str:
         """Why it has failed: its last message, and its exit code."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
+        said = self.log.read_bytes()[self._said_before :] if self.log.exists() else b""
+        lines = said.decode(errors="replace").splitlines()
         told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         last = told or [line for line in lines if line.strip()] or ["it said nothing"]
         if self.code < 0:

@@ -19,11 +19,14 @@ from flaxformer_lite.sweep.study import COMPLETE, FAILED
 TIMES = ("tokens_per_second", "minutes")  # columns that measure time: no two runs have the same
 
 
-def write(folder: SweepFolder) -> tuple[str, list[Path]]:
+def write(folder: SweepFolder, *, show: Callable[[str], None] = lambda text: None) -> tuple[str, list[Path]]:
     """The table as Markdown, and the files that were written: `report/` below the sweep's folder.
 
+    Args:
+      show: gets the table before anything is written.
+
     Raises:
-      ValueError: it is no sweep's folder.
+      ValueError: it is no sweep's folder, or `report/` cannot be written.
     """
     settings, rows = folder.settings(), folder.rows()
     table = columns(folder, rows, settings)
@@ -31,16 +34,20 @@ def write(folder: SweepFolder) -> tuple[str, list[Path]]:
     failed = [f"- point {row.number} ({row.label}): {row.reason}" for row in rows if row.state == FAILED]
     if failed:
         text += "\n\nFailed:\n" + "\n".join(failed)
-    folder.report.mkdir(parents=True, exist_ok=True)
+    show(text)
     files = {"results.csv": as_csv(table), "runs.csv": _runs_csv(rows), "results.md": f"{text}\n"}
     best = best_row(rows, settings)
     if best is not None:
         config = folder.point(best.number).config.read_text(encoding="utf-8")
         files["best.py"] = config.replace('"""Point', '"""The best: point', 1)
-    for name, content in files.items():
-        write_whole(folder.report / name, content)
     paths = [folder.report / name for name in files]
-    return text, paths + _draw(folder, rows, settings)
+    try:
+        folder.report.mkdir(parents=True, exist_ok=True)
+        for path, content in zip(paths, files.values(), strict=True):
+            write_whole(path, content)
+        return text, paths + _draw(folder, rows, settings)
+    except OSError as error:
+        raise ValueError(f"{folder.report}: cannot be written: {error.strerror or error}.") from error
 
 
 def best_row(rows: Sequence[Row], settings: Settings) -> Row | None:

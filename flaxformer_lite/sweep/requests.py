@@ -70,6 +70,8 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
         raise ValueError("--cluster_options: goes with --submit=WORKERS.")
     if values.cluster not in ("slurm", "local"):
         raise ValueError(f"--cluster: expected slurm or local, got {values.cluster!r}.")
+    if values["cluster"].present and not values.submit:
+        raise ValueError("--cluster: goes with --submit=WORKERS.")
     options = dict(option.split("=", 1) for option in values.cluster_options if "=" in option)
     if len(options) < len(values.cluster_options):
         raise ValueError(f"--cluster_options: expected name=value, several with commas, got {values.cluster_options}.")

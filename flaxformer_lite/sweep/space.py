@@ -91,6 +91,12 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Sweep:
     module = command_line.load_module(file)
     base = command_line.override(command_line.config_of(module, file), overrides)
     settings = _settings(getattr(module, "SWEEP", {}), file)
+    for name, default, value in config_lib.differences(Config(), config_lib.resolve(base)):
+        if name in PER_RUN:
+            raise ValueError(
+                f"config.{name}: {value!r} would not be used, as each run has one of SWEEP['seeds'] in place of "
+                f"{default!r}; set those in {file}."
+            )
     given = [name for name in ("points", "suggest") if hasattr(module, name)]
     if len(given) != 1:
         got = "both" if given else "none"

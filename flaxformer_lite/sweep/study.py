@@ -147,6 +147,7 @@ class Study:
                 self._study.sampler = self._make_sampler(claim.point)
                 self._handed.add(trial.number)
                 return claim
+            trial.set_user_attr("surplus", True)
             self._study.tell(trial, state=TrialState.FAIL)
 
     def keep_params(self, claim: Claim) -> None:
@@ -212,8 +213,11 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     def _first_attempts(self, history: list[FrozenTrial]) -> dict[int, tuple[int, int]]:
-        """Number of a first attempt's trial: (its point, 0). Those that were suggested count in the order of trials."""
-        first = [trial for trial in history if not trial.user_attrs.get("attempt")]
+        """Number of a first attempt's trial: (its point, 0). Those that were suggested count in the order of trials.
+
+        What two workers asked for at once beyond the last point is none, if there should be more points later.
+        """
+        first = [t for t in history if not t.user_attrs.get("attempt") and not t.user_attrs.get("surplus")]
         return {trial.number: (trial.user_attrs.get("point", rank), 0) for rank, trial in enumerate(first)}
 
     def _places(self, history: list[FrozenTrial]) -> dict[int, tuple[int, int]]:

@@ -46,7 +46,8 @@ ACCELERATORS = {
     "tpu-v5p": Accelerator("tpu", 459e12, 95e9, 600e9, 8960, 6.25e9),
     "tpu-v6e": Accelerator("tpu", 918e12, 32e9, 400e9, 256, 12.5e9),
 }
-# How JAX names their kinds. The first that a device's kind begins with is its own.
+# How JAX names their kinds. The first that a device's kind begins with is its own, but for cards that are slower.
+SLOWER = ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL")
 KINDS = {
     "NVIDIA A100": "a100",
     "NVIDIA H100": "h100",
@@ -61,5 +62,9 @@ KINDS = {
 
 def peak(devices: Iterable[jax.Device]) -> float | None:
     """FLOPs a second of all `devices` together, in bfloat16; None: one is not among those above."""
-    names = [next((KINDS[kind] for kind in KINDS if device.device_kind.startswith(kind)), None) for device in devices]
+    names = [_name(device.device_kind) for device in devices]
     return None if None in names else sum(ACCELERATORS[name].flops for name in names)
+
+
+def _name(kind: str) -> str | None:
+    return None if kind.startswith(SLOWER) else next((KINDS[each] for each in KINDS if kind.startswith(each)), None)

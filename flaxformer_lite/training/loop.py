@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from flaxformer_lite import evaluate, places, trained
 from flaxformer_lite import workdir as workdir_lib
-from flaxformer_lite.config import Config, with_classes, with_vocabulary
+from flaxformer_lite.config import Config, differences, with_classes, with_vocabulary
 from flaxformer_lite.data import loader, pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -57,10 +57,12 @@ def fit(config: Config, workdir: Path) -> int:
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     dataset = agreement.together(lambda: pipeline.open_dataset(config))
     config = with_classes(config, dataset.label_names)
-    agreement.together(lambda: workdir_lib.check(workdir, config))
+    agreement.together(lambda: _check_start(workdir, config))
     chief = jax.process_index() == 0
-    untouched = workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext()
-    with Interrupt() as interrupt, untouched, Background() as compiler:
+    with contextlib.ExitStack() as held:
+        agreement.together(lambda: held.enter_context(workdir_lib.alone(workdir)) if chief else None)
+        held.enter_context(workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext())
+        interrupt, compiler = held.enter_context(Interrupt()), held.enter_context(Background())
         try:
             _train(config, places.place(workdir), dataset, mesh, interrupt, compiler)
         except Interrupted as reason:
@@ -78,7 +80,7 @@ def _train(
     chief = jax.process_index() == 0
     begun, same_result = workdir_lib.has_run(workdir), workdir_lib.same_result(workdir, config)  # at the last start
     agreement.barrier("the last start's config is read")
-    paths = agreement.together(lambda: workdir_lib.create(workdir, config) if chief else workdir_lib.Workdir(workdir))
+    paths = agreement.together(lambda: _create(workdir, config, same_result) if chief else workdir_lib.Workdir(workdir))
     agreement.check_workdir(workdir)
 
     # What a step is made of: model, optimizer, devices. Whatever may take long runs in a background thread, so that
@@ -220,6 +222,42 @@ def _train(
         writer.close()
         report.say("\n".join(text for text in (report.closing_table(paths.log), measured.note) if text))
         report.say(report.written(paths, config, time.monotonic() - started, meter.goodput()))
+
+
+def _check_start(workdir: Path, config: Config) -> None:
+    """Raises ValueError if `workdir` cannot go on as `config` says; changes nothing.
+
+    Scores of translations that come another way are no match for those that there are, with which they would be
+    compared for the best checkpoint and for the patience.
+    """
+    workdir_lib.check(workdir, config)
+    if config.train.best_metric in ("loss", "accuracy") or not workdir_lib.has_run(workdir):
+        return
+    logged = writers.read_metrics(workdir_lib.Workdir(places.place(workdir)).metrics)
+    changes = {name: (old, new) for name, old, new in differences(workdir_lib.read_config(workdir), config)}
+    longer = {"train.num_steps", "train.patience", "train.eval_every"} & changes.keys()
+    ended = bool(logged) and logged[-1]["split"] == "test" and not longer
+    if ended or all(line["split"] != "validation" for line in logged):
+        return
+    for name, (old, new) in changes.items():
+        if name == "train.decode_examples" or (name.startswith("decode.") and name != "decode.tokens_per_batch"):
+            raise ValueError(
+                f"config.{name}: so far validation was measured with {old!r}, and train.best_metric="
+                f"{config.train.best_metric!r} would be compared with what {new!r} gives; leave it as it was until "
+                "training has ended, or use a new --workdir."
+            )
+
+
+def _create(workdir: Path, config: Config, same_result: bool) -> workdir_lib.Workdir:
+    """The workdir with this start's config, in which a result of another one is none any more.
+
+    So the next start measures it anew, however soon this one is killed.
+    """
+    paths = workdir_lib.Workdir(workdir)
+    if not same_result:
+        paths.fetch_logs()
+        writers.reopen(paths.log)
+    return workdir_lib.create(workdir, config)
 
 
 def early_stop(scores: dict[int, float], patience: int | None) -> bool:

@@ -8,6 +8,7 @@ step is the same pure function: over a mesh it sees the global batch, under pmap
 import importlib.util
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,12 +36,18 @@ def initialize(address: str | None, num_processes: int | None, process_id: int |
     One process that is given as such, without the other two flags, looks for no others.
 
     Raises:
-      ValueError: some of the three flags are given, but not all.
+      ValueError: some of the three flags are given, but not all; or one is wrong.
     """
     given = [flag is not None for flag in (address, num_processes, process_id)]
     if num_processes == 1 and sum(given) == 1:
         return
     if all(given):
+        if not re.fullmatch(r".+:\d+", address):
+            raise ValueError(f"--coordinator_address: expected HOST:PORT of process 0, got {address!r}.")
+        if num_processes < 1 or not 0 <= process_id < num_processes:
+            raise ValueError(
+                f"--process_id: expected 0 to --num_processes - 1, got {process_id} of {num_processes} processes."
+            )
         if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(address, num_processes, process_id, heartbeat_timeout_seconds=SILENCE)
@@ -69,10 +76,17 @@ def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[ja
       devices: what to choose from; None: all that there are.
 
     Raises:
-      ValueError: there are fewer devices, or the processes of a run would not have equal parts.
+      ValueError: there are fewer devices, or -1 would leave some out, or the processes of a run would not have equal
+        parts.
     """
     devices, sizes = devices or jax.devices(), {DATA: data, FSDP: fsdp, TENSOR: tensor}
     known = math.prod(size for size in sizes.values() if size != -1)
+    if -1 in sizes.values() and known < len(devices) and len(devices) % known:
+        given = " x ".join(f"{size} {axis}" for axis, size in sizes.items() if size not in (-1, 1))
+        raise ValueError(
+            f"config.parallel: {given} do not divide the {len(devices)} devices, so that -1 cannot be all the rest; "
+            "choose a divisor, or a number for each axis."
+        )
     sizes = {axis: max(1, len(devices) // known) if size == -1 else size for axis, size in sizes.items()}
     count = math.prod(sizes.values())
     if count > len(devices) or (jax.process_count() > 1 and count != len(devices)):

@@ -45,6 +45,19 @@ def remove_torn_line(path: Path) -> None:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
+def reopen(path: Path) -> None:
+    """Makes a log that ends with a test line end with the line before it, which is written again.
+
+    So what was measured stays, and is not the result of the run any more.
+    """
+    lines = read_metrics(path)
+    others = [line for line in lines if line["split"] != "test"]
+    if others and lines[-1]["split"] == "test":
+        remove_torn_line(path)
+        with path.open("ab") as file:
+            file.write((json.dumps(others[-1]) + "\n").encode())
+
+
 class MetricsWriter:
     """Appends to `metrics.jsonl` and to TensorBoard's event file in `folder`; does nothing if not `enabled`.
 
