@@ -268,6 +268,7 @@ def test_int8_is_a_quarter_of_the_size_and_nearly_the_same(tmp_path):
 def test_the_arguments_decode_as_the_run_does(decode, expected):
     found = to_ctranslate2.ctranslate2_arguments(DecodeConfig(**decode), translates=True, longest=17)
     assert expected.items() <= found.items() and found["max_decoding_length"] == 17
+    assert found["max_input_length"] == 0  # theirs would cut a long source in silence
 
 
 def test_the_lines_of_the_card_translate(finished_run, tmp_path, monkeypatch, capsys):

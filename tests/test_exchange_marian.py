@@ -247,6 +247,17 @@ def test_how_the_model_writes_comes_along(tmp_path, no_exit):
     assert (decode.method, decode.beam_size, decode.alpha, decode.penalty) == ("beam", 6, 1.0, "power")
     decode = read_config(tmp_path / "ours").decode
     assert (decode.beam_size, decode.alpha, decode.penalty, decode.no_repeat_ngram) == (3, 0.75, "power", 4)
+    (tmp_path / "mine.py").write_text(
+        "from flaxformer_lite.config import default_config\ndef get_config():\n    config = default_config()\n"
+        "    config.model.update(dropout=0.3, dtype='bfloat16')\n"
+        "    config.decode.update(max_extra_length=7, tokens_per_batch=512)\n    return config\n"
+    )
+    flags = [f"--config={tmp_path / 'mine.py'}", "--config.decode.method=greedy"]
+    assert imported(folder, tmp_path / "mine", *flags) == 0
+    config = read_config(tmp_path / "mine")
+    assert (config.model.dropout, config.model.dtype) == (0.3, "bfloat16")
+    assert (config.decode.max_extra_length, config.decode.tokens_per_batch) == (7, 512)
+    assert (config.decode.method, config.decode.no_repeat_ngram) == ("greedy", 4)
     back = exported(tmp_path / "ours", tmp_path / "back")
     written = json.loads((back / "generation_config.json").read_text())
     assert {name: written[name] for name in settings} == settings

@@ -174,6 +174,7 @@ def test_the_report_is_written_from_the_folder_alone(crashed_sweep):
         (["--sweep=warmup", "--workdir=S", "--study=x"], "--study: goes with --storage"),
         (["--sweep=warmup", "--workdir=S", "--cluster_options=a=1"], "--cluster_options: goes with --submit"),
         (["--sweep=warmup", "--workdir=S", "--submit=2", "--cluster_options=gpu"], "expected name=value"),
+        (["--sweep=warmup", "--workdir=S", "--cluster=local"], "--cluster: goes with --submit=WORKERS"),
         (["--sweep=warmup", "--workdir=S", "--submit=2", "--cluster=cloud"], "--cluster: expected slurm or local"),
         (["--sweep=warmup", "--workdir=gs://b/S"], "a sweep cannot lie in a bucket"),
     ],
@@ -200,15 +201,19 @@ def test_the_folder_of_something_else_is_refused(tmp_path):
 def test_why_a_run_has_failed_is_told_by_its_last_message_or_by_the_signal(tmp_path):
     log = tmp_path / "log"
 
-    def reason(code):
+    def reason(code, said_before=0):
         run = object.__new__(process.Run)
-        run.log, run._stopping, run._lifeline = log, None, None
+        run.log, run._said_before, run._stopping, run._lifeline = log, said_before, None, None
         run._process = type("Ended", (), {"poll": lambda self: code})()
         return run.reason()
 
     assert reason(3) == f"it said nothing (exit code 3; see {log})"
     log.write_text("step 1\nerror: too large\nsomething else\n")
     assert reason(2) == f"too large (exit code 2; see {log})"
+    first = log.stat().st_size
+    with log.open("a") as file:
+        file.write("Traceback\nKeyError: 3\n")
+    assert reason(1, said_before=first) == f"KeyError: 3 (exit code 1; see {log})"
     assert reason(-9) == f"killed by SIGKILL, as a system does that is short of memory; see {log}"
 
 

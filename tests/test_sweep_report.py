@@ -109,6 +109,14 @@ def test_the_same_folder_gives_the_same_files_again(folder):
     assert {path: path.read_bytes() for path in paths} == before
 
 
+def test_a_table_that_cannot_be_written_is_shown_all_the_same(folder):
+    (folder.path / "report").write_text("taken")
+    shown = []
+    with pytest.raises(ValueError, match=rf"^{folder.path}/report: cannot be written: "):
+        report.write(folder, show=shown.append)
+    assert shown[0].startswith("| point |")
+
+
 def test_a_run_before_its_first_evaluation_tells_nothing_and_of_equal_ones_the_later_counts(tmp_path):
     settings = Settings(objective="loss")
     log(tmp_path / "new", {})

@@ -120,6 +120,10 @@ WRONG = [
     ("def points(config):\n    return [{'model.dff': 3}]\n", "model.dff: there is no such field; did you mean 'd_ff'?"),
     ("def points(config):\n    return [{'model.d_ff': 'wide'}]\n", "point 0 (model.d_ff=wide): "),
     ("def points(config):\n    return [{'train.seed': 3}]\n", "train.seed: is set by SWEEP['seeds']; leave it out"),
+    (
+        "def get_config():\n    config = default_config()\n    config.train.seed = 7\n    return config\n" + POINTS,
+        "config.train.seed: 7 would not be used, as each run has one of SWEEP['seeds']",
+    ),
     ("def points(config):\n    return [{'loss': 3}]\n", "loss: the report has a column of this name already"),
     ("def points(config):\n    return [{'n': (3,)}]\n", "n: expected a text or a number for the report, got (3,)"),
     ("def points(config):\n    return [{1: 3}]\n", "points(config): expected a list of dicts"),

@@ -48,6 +48,26 @@ def test_each_point_is_handed_out_once_and_its_end_is_known_to_all(open_study):
     assert second.ended()
 
 
+def test_what_was_asked_for_beyond_the_last_point_is_no_point_of_a_larger_sweep(open_study, monkeypatch):
+    def claimed(study):
+        claims = []
+        while (claim := study.claim()) is not None:
+            claim.trial.suggest_float("rate", 0.0, 1.0)
+            study.keep_params(claim)
+            claims.append(claim.point)
+            study.finish(claim, "complete", 1.0)
+        return claims
+
+    random = {"sampler": "random", "points": 2}
+    study, late = open_study(**random), open_study(**random)
+    assert claimed(study) == [0, 1] and study.ended()
+    looks, now = [[]], late._trials  # another worker had looked before that, and asks only now
+    monkeypatch.setattr(late, "_reclaim", lambda: None)
+    monkeypatch.setattr(late, "_trials", lambda: looks.pop() if looks else now())
+    assert late.claim() is None and len(now()) == 3 and study.ended()
+    assert claimed(open_study(**{**random, "points": 4})) == [2, 3]
+
+
 def test_a_point_that_is_let_go_is_another_workers_with_its_parameters(open_study):
     first, second = open_study(), open_study()
     first.add(POINTS)

@@ -202,9 +202,9 @@ def _license(folder: Path) -> str | None:
 
 
 def with_weights(config: config_dict.ConfigDict, source: MarianFolder) -> config_dict.ConfigDict:
-    """`config` with all that the weights and the tokenizer have fixed, and how the model writes.
+    """`config` with all that the weights and the tokenizer have fixed, and the method by which the model writes.
 
-    What the config says of its own about the rest stays.
+    What the config says about the rest stays.
     """
     free = _changed(ModelConfig(), config.model, NOT_IN_WEIGHTS)
     model = dataclasses.replace(source.model, vocab_size=None, **free)
@@ -212,9 +212,10 @@ def with_weights(config: config_dict.ConfigDict, source: MarianFolder) -> config
     config.data.update(tokenizer="marian", vocab_size=source.model.vocab_size)
     longest = source.model.max_length
     config.data.buckets = tuple(length for length in config.data.buckets if length <= longest) or (longest,)
-    own = _changed(DecodeConfig(), config.decode, [field.name for field in dataclasses.fields(DecodeConfig)])
-    theirs = of_any_method(source.decode) if "method" in own else source.decode
-    config.decode = config_lib.to_config_dict(Config(decode=DecodeConfig(**{**theirs, **own}))).decode
+    own = of_any_method(
+        _changed(DecodeConfig(), config.decode, [each.name for each in dataclasses.fields(DecodeConfig)])
+    )
+    config.decode = config_lib.to_config_dict(Config(decode=DecodeConfig(**{**source.decode, **own}))).decode
     return config
 
 
