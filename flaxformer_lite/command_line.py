@@ -251,6 +251,7 @@ def check_output(path: Path | None) -> None:
     """Raises ValueError if `write_lines` could not write there, before there is anything to write."""
     if path is None or in_bucket(path) or _is_stream(path):
         return
+    path = _behind_links(path)
     reason = os.strerror(errno.EISDIR) if path.is_dir() else why_unwritable(path.parent)
     if not path.parent.exists():  # none is made for a file
         reason = os.strerror(errno.ENOENT)
@@ -275,9 +276,14 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
         if _is_stream(path):
             path.write_bytes(text.encode())
         else:
-            write_whole(path if in_bucket(path) else path.resolve(), text)  # what a link leads to, not the link
+            write_whole(path if in_bucket(path) else _behind_links(path), text)
     except OSError as error:
         raise ValueError(f"--output={path}: cannot be written: {error.strerror}.") from error
+
+
+def _behind_links(path: Path) -> Path:
+    """What a link leads to, which is written in place of the link."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _is_stream(path: Path) -> bool:

@@ -103,7 +103,7 @@ class _Kept(_Stream):
 
     def __init__(self, job: LineJob, reader: LineReader, asked: Mapping[str, Any]):
         """Goes over what is done already, in `reader` too."""
-        self._path = job.output.resolve() if job.output.is_symlink() else job.output  # a link stays one
+        self._path = Path(os.path.realpath(job.output)) if job.output.is_symlink() else job.output  # a link stays one
         self._asked, self._lines = json.loads(json.dumps(asked)), 0
         if self._path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

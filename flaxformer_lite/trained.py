@@ -13,7 +13,7 @@ import numpy as np
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
-from flaxformer_lite.config import Config, parse_average, with_vocabulary
+from flaxformer_lite.config import Config, DataConfig, parse_average, with_vocabulary
 from flaxformer_lite.data import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokenizer import MarianTokenizer, Tokenizer
 from flaxformer_lite.decoding.decoder import Decoder
@@ -225,8 +225,10 @@ def source_language(config: Config) -> str | None:
     if data.source_language or data.languages:
         return data.source_language or data.languages[0]
     if data.dataset in OWN_TEXT:
-        path = data.train_files[0].rstrip("*").removesuffix(".gz") if len(data.train_files) == 2 else ""
-        return Path(path).suffix[1:] or None
+        endings = [Path(path.rstrip("*").removesuffix(".gz")).suffix[1:] for path in data.train_files]
+        return endings[0] if len(set(endings)) == 2 and all(endings) else None
+    if data.tokenizer == "marian" and data.dataset == DataConfig().dataset:
+        return None  # weights from elsewhere, not trained yet
     first, _, second = data.dataset.rpartition("/")[2].partition(":")[0].partition("-")
     return first if second else None
 

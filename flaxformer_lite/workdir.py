@@ -25,7 +25,8 @@ from flaxformer_lite.places import (
     write_whole,
 )
 
-PATIENCE = 30.0  # seconds that a training waits for another one in its folder
+STEP_LOGGED = b'"split": "train"'
+PATIENCE = 120.0  # seconds that a training waits for another one in its folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,72 +232,85 @@ def alone(path: Path) -> Iterator[None]:
     """Keeps every other training out of `path`, as far as its disk has locks; of a bucket those on this machine.
 
     One that is there is waited for `PATIENCE` seconds: a scheduler may start a run anew while the old one still saves.
-    What this makes, the folder and an empty log, is taken away if nothing was logged.
+    The folder is made, and taken away if nothing came into it.
 
     Raises:
-      ValueError: it is still there.
+      ValueError: another one is still there, or the folder cannot be made.
     """
     workdir = Workdir(absolute(path))
-    file = workdir.log if workdir.logs == workdir.path else workdir.logs.with_name(f"{workdir.logs.name}.lock")
-    made = [folder for folder in (file.parent, *file.parents) if not folder.exists()]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lock = _lock(file, path)
+    file = (
+        workdir.logs / ".lock" if workdir.logs == workdir.path else workdir.logs.with_name(f"{workdir.logs.name}.lock")
+    )
+    made: list[Path] = []
+    try:
+        lock = _lock(file, path, made)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"--workdir={path}: cannot be written to: {reason}; choose another folder.") from error
     try:
         yield
     finally:
-        if os.fstat(lock).st_size == 0 and file == workdir.log:
-            file.unlink(missing_ok=True)
-            for folder in made:
-                with contextlib.suppress(OSError):  # it holds something
-                    folder.rmdir()
+        file.unlink(missing_ok=True)
         os.close(lock)
+        for folder in made:
+            with contextlib.suppress(OSError):  # it holds something
+                folder.rmdir()
 
 
-def _lock(file: Path, workdir: Path) -> int:
-    """`file`, opened and locked until it is closed, or the process dies however it dies."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+def _lock(file: Path, workdir: Path, made: list[Path]) -> int:
+    """`file`, opened and locked until it is closed, or the process dies however it dies; `made` gets new folders."""
+    begun, told = time.monotonic(), False
+    while time.monotonic() - begun <= PATIENCE:
+        made += [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if file.exists() and os.path.samestat(os.fstat(opened), file.stat()):  # else it was taken away meanwhile
-                return opened
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(opened)
-                raise ValueError(
-                    f"--workdir={workdir}: another process is training in it; wait for that or stop it, or use a new "
-                    "--workdir."
-                ) from None
+            pass
         except OSError:  # a file system without locks
             return opened
+        else:
+            with contextlib.suppress(FileNotFoundError):  # who had it has taken it away meanwhile
+                if os.path.samestat(os.fstat(opened), file.stat()):
+                    return opened
         os.close(opened)
+        if not told and time.monotonic() - begun > 2:
+            logging.warning("%s: another process is training in it; waiting for that to end", workdir)
+            told = True
         time.sleep(0.2)
+    raise ValueError(
+        f"--workdir={workdir}: another process is training in it; wait for that or stop it, or use a new --workdir."
+    )
 
 
 @contextlib.contextmanager
 def untouched_if_refused(path: Path) -> Iterator[None]:
-    """Takes back what the block makes at `path` if it raises ValueError before it logs: bad input leaves nothing.
+    """Takes back what the block makes at `path` if it raises ValueError before it trains: bad input leaves nothing.
 
-    Once something is logged, the run has begun, or gone on, as the new config says.
+    Once a step is logged, the run has begun, or gone on, as the new config says.
     """
     workdir = Workdir(absolute(path))
     files, logs_are_new = (workdir.tokenizer, workdir.config), not workdir.logs.exists()
+    if not logs_are_new or workdir.metrics.exists():
+        workdir.fetch_logs()  # else what it brings would be taken for new
     folders = (workdir.samples, workdir.checkpoints, workdir.path, *workdir.path.parents)
-    size = lambda: workdir.log.stat().st_size if workdir.log.exists() else 0  # noqa: E731
+    steps = lambda: workdir.log.read_bytes().count(STEP_LOGGED) if workdir.log.exists() else 0  # noqa: E731
     made = files if in_bucket(workdir.path) else (*files, *folders)  # a bucket has no empty folders
     missing = [entry for entry in made if not entry.exists()]
-    before = size()
+    begun, before, size = workdir.log.exists(), steps(), workdir.log.stat().st_size if workdir.log.exists() else 0
     config = None if workdir.config in missing else workdir.config.read_text(encoding="utf-8")
     try:
         yield
     except ValueError:
-        logged = size() > before
+        logged = steps() > before or (workdir.log.exists() and not begun)
         for entry in () if logged else missing:
             with contextlib.suppress(OSError):  # it was not made, or holds something else
                 entry.rmdir() if entry.is_dir() else entry.unlink()
         if in_bucket(workdir.path) and logs_are_new and not logged:
             remove_tree(workdir.logs)
+        if begun and not logged and workdir.log.exists():
+            os.truncate(workdir.log, size)
         if config is not None and not logged:
             write_whole(workdir.config, config)
         raise

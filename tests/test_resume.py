@@ -284,7 +284,8 @@ def test_a_finished_run_of_which_another_average_is_asked_for_is_measured_anew(f
     assert runs.fit(workdir, wanted) == 0
     after = (workdir / "metrics.jsonl").read_text()
     assert after.startswith(before)
-    (test,) = map(json.loads, after.removeprefix(before).splitlines())
+    again, test = map(json.loads, after.removeprefix(before).splitlines())
+    assert again["split"] == "validation"  # so that the old result is none any more, should this start be killed
     kept = sorted(int(path.name) for path in (workdir / "checkpoints").iterdir())
     assert 1 < len(kept) < 6
     assert test["split"] == "test" and test["parameters"] == f"average of steps {', '.join(map(str, kept))}"
@@ -317,35 +318,40 @@ def test_a_result_that_was_to_be_measured_anew_and_was_not_is_measured_at_the_ne
     assert (workdir / "metrics.jsonl").read_text() == after
 
 
+BEFORE = {"train.best_metric": "bleu", "train.num_steps": 16, "train.decode_examples": 8}
+
+
 @pytest.mark.parametrize(
-    ("changes", "logged", "field"),
+    ("changes", "step", "field"),
     [
-        ({"decode.max_extra_length": 3}, ["validation"], "config.decode.max_extra_length"),
-        ({"train.decode_examples": 3}, ["validation", "train"], "config.train.decode_examples"),
-        ({"decode.min_length": 2, "train.num_steps": 99}, ["validation", "test"], "config.decode.min_length"),
-        ({"decode.min_length": 2, "train.patience": 99}, ["validation", "test"], "config.decode.min_length"),
-        ({"decode.max_extra_length": 3}, ["validation", "test"], None),  # only the result is measured anew
-        ({"decode.max_extra_length": 3}, ["train"], None),  # there is nothing to compare with
-        ({"decode.tokens_per_batch": 512}, ["validation"], None),  # which changes no text
+        ({"decode.max_extra_length": 3}, 8, "config.decode.max_extra_length"),
+        ({"train.decode_examples": 3}, 8, "config.train.decode_examples"),
+        ({"decode.min_length": 2, "train.num_steps": 99}, 16, "config.decode.min_length"),
+        ({"decode.min_length": 2, "train.num_steps": 99, "train.patience": 1}, 16, None),  # it has ended all the same
+        ({"decode.max_extra_length": 3}, 16, None),  # only the result is measured anew
+        ({"decode.tokens_per_batch": 512}, 8, None),  # which changes no text
+        ({}, 8, None),
     ],
 )
-def test_scores_of_translations_that_come_in_another_way_are_not_compared(tmp_path, changes, logged, field):
-    own = {"train.best_metric": "bleu"}
-    with workdir_lib.create(tmp_path, runs.small_config(own)).metrics.open("w") as file:
-        file.writelines(json.dumps({"step": 8, "split": split, "bleu": 1.0}) + "\n" for split in logged)
-    check = functools.partial(loop._check_start, tmp_path, runs.small_config(own | changes))
+def test_scores_of_translations_that_come_in_another_way_are_not_compared(tmp_path, changes, step, field):
+    before, config = runs.small_config(BEFORE), runs.small_config(BEFORE | changes)
+    same = {"tokenizer": "t", "data": "d", "files": {}}
+    record = json.loads(json.dumps({"step": step, **same, "measured": loop._how_measured(before)}))
+    now = same | {"measured": loop._how_measured(config)}
+    check = functools.partial(
+        loop._check_identity, record, now, workdir_lib.Workdir(tmp_path), config, {4: 2.0, 8: 1.0}
+    )
     if field is None:
         return check()
-    with pytest.raises(
-        ValueError, match=rf"^{field}: so far validation was measured with .* train\.best_metric='bleu'"
-    ):
+    with pytest.raises(ValueError, match=rf"^{field}: up to step {step} validation was measured with .*'bleu'"):
         check()
+    loop._check_identity(
+        {**record, "measured": {}}, now, workdir_lib.Workdir(tmp_path), config, {}
+    )  # of older versions
 
 
-def test_losses_are_compared_however_texts_are_written(tmp_path):
-    paths = workdir_lib.create(tmp_path, runs.small_config())
-    paths.metrics.write_text(json.dumps({"step": 8, "split": "validation", "loss": 1.0}) + "\n")
-    loop._check_start(tmp_path, runs.small_config({"decode.max_extra_length": 3, "train.decode_examples": 3}))
+def test_losses_are_compared_however_texts_are_written():
+    assert loop._how_measured(runs.small_config({"decode.max_extra_length": 3})) == {}
 
 
 def test_raising_the_number_of_steps_goes_on(finished_run, tmp_path):

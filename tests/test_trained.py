@@ -211,6 +211,8 @@ def test_what_is_too_long_for_one_of_them_is_too_long_for_all():
         ({"dataset": "parallel_text", "train_files": ("a/1.fi.gz", "a/1.sv.gz"), "languages": ("sv", "fi")}, "sv"),
         ({"dataset": "parallel_text", "train_files": ("a.tsv",)}, None),
         ({"dataset": "parallel_text", "train_files": ("left", "right")}, None),
+        ({"dataset": "parallel_text", "train_files": ("a.txt", "b.txt")}, None),
+        ({"tokenizer": "marian"}, None),  # imported, and not trained yet
     ],
 )
 def test_what_a_run_translates_from_is_told_by_its_config_or_not(data, language):

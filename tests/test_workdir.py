@@ -124,15 +124,19 @@ def test_a_failure_after_the_first_logged_step_keeps_everything(tmp_path):
     assert (new / "config.json").exists()
 
 
-def test_a_failure_after_a_resumed_run_has_logged_keeps_what_it_goes_on_as(tmp_path):
+@pytest.mark.parametrize("split", ["validation", "train"])
+def test_a_failure_after_a_resumed_run_has_logged_a_step_keeps_what_it_goes_on_as(tmp_path, split):
     paths = workdir.create(tmp_path, Config())
-    paths.metrics.write_text("{}\n")
+    paths.metrics.write_text('{"step": 3, "split": "train"}\n{"step": 3, "split": "test"}\n')
+    before = paths.metrics.read_bytes()
     with pytest.raises(ValueError, match="late"), workdir.untouched_if_refused(tmp_path):
         workdir.create(tmp_path, changed("train", num_steps=7))
         with paths.metrics.open("a") as log:
-            log.write("{}\n")
+            log.write(json.dumps({"step": 4, "split": split}) + "\n")
         raise ValueError("late")
-    assert workdir.read_config(tmp_path).train.num_steps == 7
+    gone_on = split == "train"
+    assert (workdir.read_config(tmp_path).train.num_steps == 7) == gone_on
+    assert (paths.metrics.read_bytes() == before) != gone_on
 
 
 def test_one_training_at_a_time_has_a_folder_and_the_next_one_waits_for_it(tmp_path, monkeypatch):
@@ -143,11 +147,9 @@ def test_one_training_at_a_time_has_a_folder_and_the_next_one_waits_for_it(tmp_p
         workdir.create(run, Config()).metrics.write_text("{}\n")
         with refused, workdir.alone(run):
             pass
-        before = sorted(run.iterdir())
         with workdir.alone(tmp_path / "other"):
             pass
-    with workdir.alone(run):
-        assert sorted(run.iterdir()) == before
+    assert {path.name for path in run.iterdir()} == {"config.json", "metrics.jsonl", "samples"}
     monkeypatch.setattr(workdir, "PATIENCE", 60.0)
     first, begun = contextlib.ExitStack(), time.monotonic()
     first.enter_context(workdir.alone(run))
@@ -156,7 +158,23 @@ def test_one_training_at_a_time_has_a_folder_and_the_next_one_waits_for_it(tmp_p
         assert 1.0 <= time.monotonic() - begun < 30
 
 
-def test_a_start_that_logs_nothing_leaves_no_log_and_no_folder(tmp_path):
+def test_one_that_waits_takes_a_folder_that_is_taken_away_meanwhile(tmp_path):
+    first = contextlib.ExitStack()
+    first.enter_context(workdir.alone(tmp_path / "deep" / "run"))
+    threading.Timer(0.5, first.close).start()
+    with workdir.alone(tmp_path / "deep" / "run"):
+        assert (tmp_path / "deep" / "run").is_dir()
+    assert not (tmp_path / "deep" / "run").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    path = tmp_path / "taken" / "run"
+    with pytest.raises(ValueError, match=rf"^--workdir={path}: cannot be written to: "), workdir.alone(path):
+        pass
+
+
+def test_a_start_that_leaves_nothing_leaves_no_folder(tmp_path):
     with workdir.alone(tmp_path / "deep" / "run"):
         assert (tmp_path / "deep" / "run").is_dir()
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite.places import write_new, write_whole
-from flaxformer_lite.sweep.space import Point, Settings, Sweep, scalar
+from flaxformer_lite.sweep.space import PER_RUN, Point, Settings, Sweep, scalar
 from flaxformer_lite.sweep.study import COMPLETE, FAILED, PRUNED, WAITING
 from flaxformer_lite.training import writers
 
@@ -115,7 +115,8 @@ class SweepFolder:
                 f"--storage: the sweep in {self.path} has its points in {where[0]}, and this start names {where[1]}; "
                 "name the same, or use a new --workdir."
             )
-        changed = [n for n in _changes(known, record) if n not in ("id", "file", "settings.trials")]
+        free = ("id", "file", "settings.trials", *(f"base.{name}" for name in PER_RUN))
+        changed = [name for name in _changes(known, record) if name not in free]
         if changed:
             raise ValueError(
                 f"{file}: {changed[0]} is not what the sweep in {self.path} was begun with; "

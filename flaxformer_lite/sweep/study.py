@@ -146,6 +146,7 @@ class Study:
                 # From the number of the point alone, so that a sweep which was killed goes on as it would have.
                 self._study.sampler = self._make_sampler(claim.point)
                 self._handed.add(trial.number)
+                trial.set_user_attr("point", claim.point)  # whatever others ask for meanwhile
                 return claim
             trial.set_user_attr("surplus", True)
             self._study.tell(trial, state=TrialState.FAIL)

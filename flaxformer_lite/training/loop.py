@@ -1,6 +1,7 @@
 """Training: the one long function, from a config and a folder to a trained model."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import time
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 
 from flaxformer_lite import evaluate, places, trained
 from flaxformer_lite import workdir as workdir_lib
-from flaxformer_lite.config import Config, differences, with_classes, with_vocabulary
+from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import loader, pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -57,10 +58,11 @@ def fit(config: Config, workdir: Path) -> int:
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     dataset = agreement.together(lambda: pipeline.open_dataset(config))
     config = with_classes(config, dataset.label_names)
-    agreement.together(lambda: _check_start(workdir, config))
+    agreement.together(lambda: workdir_lib.check(workdir, config))
     chief = jax.process_index() == 0
     with contextlib.ExitStack() as held:
         agreement.together(lambda: held.enter_context(workdir_lib.alone(workdir)) if chief else None)
+        agreement.together(lambda: workdir_lib.check(workdir, config))  # another one may have been there meanwhile
         held.enter_context(workdir_lib.untouched_if_refused(workdir) if chief else contextlib.nullcontext())
         interrupt, compiler = held.enter_context(Interrupt()), held.enter_context(Background())
         try:
@@ -114,8 +116,8 @@ def _train(
     load = functools.partial(pipeline.load, config, dataset, paths.tokenizer, begun and not (restored or imported))
     data = agreement.together(lambda: wait(Background().submit(load)))
     _check_tokenizer(data.tokenizer, config, paths)
-    identity = _identity(data, dataset)
-    _check_identity(restored[1] if restored else None, identity, paths)
+    identity = _identity(data, dataset) | {"measured": _how_measured(config)}
+    _check_identity(restored[1] if restored else None, identity, paths, config, scores)
     programs.start_all(data.train.plan.shapes() if ahead else ())
     state = mode.put_state(_from_parts(restored[0])) if restored else wait(fresh)
     state = _with_weights(state, state_shapes, checkpoints, mode) if imported else state
@@ -224,39 +226,19 @@ def _train(
         report.say(report.written(paths, config, time.monotonic() - started, meter.goodput()))
 
 
-def _check_start(workdir: Path, config: Config) -> None:
-    """Raises ValueError if `workdir` cannot go on as `config` says; changes nothing.
-
-    Scores of translations that come another way are no match for those that there are, with which they would be
-    compared for the best checkpoint and for the patience.
-    """
-    workdir_lib.check(workdir, config)
-    if config.train.best_metric in ("loss", "accuracy") or not workdir_lib.has_run(workdir):
-        return
-    logged = writers.read_metrics(workdir_lib.Workdir(places.place(workdir)).metrics)
-    changes = {name: (old, new) for name, old, new in differences(workdir_lib.read_config(workdir), config)}
-    longer = {"train.num_steps", "train.patience", "train.eval_every"} & changes.keys()
-    ended = bool(logged) and logged[-1]["split"] == "test" and not longer
-    if ended or all(line["split"] != "validation" for line in logged):
-        return
-    for name, (old, new) in changes.items():
-        if name == "train.decode_examples" or (name.startswith("decode.") and name != "decode.tokens_per_batch"):
-            raise ValueError(
-                f"config.{name}: so far validation was measured with {old!r}, and train.best_metric="
-                f"{config.train.best_metric!r} would be compared with what {new!r} gives; leave it as it was until "
-                "training has ended, or use a new --workdir."
-            )
-
-
 def _create(workdir: Path, config: Config, same_result: bool) -> workdir_lib.Workdir:
     """The workdir with this start's config, in which a result of another one is none any more.
 
     So the next start measures it anew, however soon this one is killed.
     """
     paths = workdir_lib.Workdir(workdir)
-    if not same_result:
-        paths.fetch_logs()
-        writers.reopen(paths.log)
+    if not same_result and workdir_lib.has_run(workdir):
+        try:
+            paths.fetch_logs()
+            writers.reopen(paths.log)
+        except OSError as error:
+            raise ValueError(f"{paths.log}: cannot be written: {error.strerror or error}.") from error
+        paths.publish_logs()
     return workdir_lib.create(workdir, config)
 
 
@@ -307,10 +289,35 @@ def _check_tokenizer(tokenizer: Tokenizer, config: Config, paths: workdir_lib.Wo
         )
 
 
-def _check_identity(record: dict[str, Any] | None, identity: dict[str, Any], paths: workdir_lib.Workdir) -> None:
-    """Refuses a checkpoint's `record`, if there is one, that was made from anything else."""
+def _how_measured(config: Config) -> dict[str, Any]:
+    """What the scores depend on by which checkpoints are compared, if those are of translations."""
+    if config.train.best_metric in ("loss", "accuracy"):
+        return {}
+    decode = {f"decode.{name}": value for name, value in dataclasses.asdict(config.decode).items()}
+    return decode | {"decode.tokens_per_batch": None, "train.decode_examples": config.train.decode_examples}
+
+
+def _check_identity(
+    record: dict[str, Any] | None,
+    identity: dict[str, Any],
+    paths: workdir_lib.Workdir,
+    config: Config,
+    scores: dict[int, float],
+) -> None:
+    """Refuses a checkpoint's `record`, if there is one, that was made from anything else.
+
+    Where training goes on, its `scores` must have come as those to come will.
+    """
     if record is None:
         return
+    goes_on = record["step"] < config.train.num_steps and not early_stop(scores, config.train.patience)
+    for name, old in record.get("measured", {}).items() if goes_on and scores else ():
+        if (new := identity["measured"].get(name, old)) != old:
+            raise ValueError(
+                f"config.{name}: up to step {record['step']} validation was measured with {old!r}, and "
+                f"train.best_metric={config.train.best_metric!r} would be compared with what {new!r} gives; leave it "
+                "as it was until training has ended, or use a new --workdir."
+            )
     then, now = record.get("files", {}), identity["files"]
     changed = sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
     named = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}

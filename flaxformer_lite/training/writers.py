@@ -46,12 +46,12 @@ def remove_torn_line(path: Path) -> None:
 
 
 def reopen(path: Path) -> None:
-    """Makes a log that ends with a test line end with the line before it, which is written again.
+    """Makes a log that ends with a test line end with its last validation line, which is written again.
 
     So what was measured stays, and is not the result of the run any more.
     """
     lines = read_metrics(path)
-    others = [line for line in lines if line["split"] != "test"]
+    others = [line for line in lines if line["split"] == "validation"]
     if others and lines[-1]["split"] == "test":
         remove_torn_line(path)
         with path.open("ab") as file:
