@@ -243,3 +243,16 @@ def test_dropout_is_off_unless_asked_for_and_then_belongs_to_the_row():
     np.testing.assert_allclose(swapped[::-1], dropped, atol=1e-5)
     other_rows = apply(variables, SOURCE, TARGET, row_B=jnp.array([1, 0]), **mode)
     assert np.abs(other_rows - dropped).max() > 0.1
+
+
+def test_gradients_of_a_frequent_token_are_summed_in_float32_whatever_activations_are():
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", d_model=16, dropout=0.0)
+    inputs, ids_1L = transformer.Inputs(config, transformer.token_embedding(config)), jnp.full((1, 4099), 5)
+    apply = functools.partial(inputs.apply, ids_BL=ids_1L, places=Places.of(ids_1L))
+    params = inputs.init(jax.random.key(0), ids_1L, Places.of(ids_1L))
+    assert apply(params).dtype == jnp.bfloat16
+    gradient = jax.jit(jax.grad(lambda params: apply(params).astype(jnp.float32).sum()))(params)
+    (table_VD,) = jax.tree.leaves(gradient)
+    expected = np.zeros((23, 16))
+    expected[5] = 4099 * math.sqrt(16)
+    np.testing.assert_array_equal(table_VD, expected)  # in bfloat16 a sum of so many stands still before

@@ -35,9 +35,13 @@ def build_model(config: ModelConfig) -> "EncoderDecoder | EncoderClassifier | De
 
 
 def token_embedding(config: ModelConfig) -> nn.Embed:
-    """(V, D) table; its standard deviation of d_model^-0.5 gives unit variance after the scaling of section 3.4."""
+    """(V, D) table; its standard deviation of d_model^-0.5 gives unit variance after the scaling of section 3.4.
+
+    What is looked up is float32 whatever `dtype` is, and so are the sums of gradients of a frequent token: in bfloat16
+    a sum of more than a few hundred like terms stands still.
+    """
     init = nn.initializers.normal(config.d_model**-0.5)
-    return nn.Embed(config.vocab_size, config.d_model, embedding_init=init, dtype=config.dtype)
+    return nn.Embed(config.vocab_size, config.d_model, embedding_init=init)
 
 
 class Inputs(nn.Module):
@@ -52,7 +56,8 @@ class Inputs(nn.Module):
 
     def __call__(self, ids_BL: jax.Array, places: Places, **mode) -> jax.Array:
         """(B, L, D)."""
-        x_BLD = self.embedding(ids_BL) * jnp.sqrt(self.config.d_model).astype(self.config.dtype)
+        dtype = self.config.dtype
+        x_BLD = self.embedding(ids_BL).astype(dtype) * jnp.sqrt(self.config.d_model).astype(dtype)
         vectors_BLD = self.position_vectors(places.position_BL)
         if vectors_BLD is not None:
             x_BLD += jnp.broadcast_to(vectors_BLD.astype(x_BLD.dtype), x_BLD.shape)
