@@ -27,6 +27,9 @@ USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tel
 
 Evaluate, translate, classify, generate, export, plot attention and plot positions use the best model of the run."""
 
+# Errors of a path that a user named, which need no traceback.
+OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
+
 
 def train(arguments: Sequence[str]) -> int:
     """flags -> training.loop.fit; returns the exit code."""
@@ -261,8 +264,6 @@ def _use_cpu() -> None:
     runtime.quiet_libraries()
 
 
-NOT_OURS_TO_ENTER = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
-
 COMMANDS = {
     "train": train,
     "plan": plan,
@@ -299,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         code = 0
     except OSError as error:
-        if error.errno not in NOT_OURS_TO_ENTER or error.filename is None:
+        if error.errno not in OF_A_PATH or error.filename is None:
             raise
         complain(f"{error.filename}: cannot be reached: {error.strerror}.")
         code = 2

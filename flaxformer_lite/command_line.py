@@ -18,7 +18,7 @@ from ml_collections import config_dict, config_flags
 
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data.line_windows import as_text, decode_line
-from flaxformer_lite.places import in_bucket, why_unwritable, write_whole
+from flaxformer_lite.places import behind_links, in_bucket, is_stream, why_unwritable, write_whole
 
 PACKAGE = Path(__file__).parent
 
@@ -249,9 +249,9 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
 
 def check_output(path: Path | None) -> None:
     """Raises ValueError if `write_lines` could not write there, before there is anything to write."""
-    if path is None or in_bucket(path) or _is_stream(path):
+    if path is None or in_bucket(path) or is_stream(path):
         return
-    path = _behind_links(path)
+    path = behind_links(path)
     reason = os.strerror(errno.EISDIR) if path.is_dir() else why_unwritable(path.parent)
     if not path.parent.exists():  # none is made for a file
         reason = os.strerror(errno.ENOENT)
@@ -273,19 +273,9 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
         sys.stdout.buffer.flush()
         return
     try:
-        if _is_stream(path):
+        if is_stream(path):
             path.write_bytes(text.encode())
         else:
-            write_whole(path if in_bucket(path) else _behind_links(path), text)
+            write_whole(path if in_bucket(path) else behind_links(path), text)
     except OSError as error:
         raise ValueError(f"--output={path}: cannot be written: {error.strerror}.") from error
-
-
-def _behind_links(path: Path) -> Path:
-    """What a link leads to, which is written in place of the link."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
-def _is_stream(path: Path) -> bool:
-    """Whether `path` is a pipe or a device, in whose place nothing may be put."""
-    return not in_bucket(path) and path.exists() and not path.is_file() and not path.is_dir()

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import tqdm
 
 from flaxformer_lite.data.line_windows import WINDOW, LineReader, Window, as_text
+from flaxformer_lite.places import behind_links, is_stream
 
 QUIET = 3.0  # seconds that a job may take without a word
 BAR, COUNTER = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]", "{desc} [{elapsed}]"
@@ -68,7 +69,7 @@ def _open(job: LineJob, reader: LineReader, asked: Callable[[], Mapping[str, Any
     if path is None:
         return _Stream(sys.stdout.buffer)
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe or a device: nothing to rename
+        if is_stream(path):  # nothing to rename
             return _Stream(path.open("wb"))
         return _Kept(job, reader, asked())
     except OSError as error:
@@ -103,7 +104,7 @@ class _Kept(_Stream):
 
     def __init__(self, job: LineJob, reader: LineReader, asked: Mapping[str, Any]):
         """Goes over what is done already, in `reader` too."""
-        self._path = Path(os.path.realpath(job.output)) if job.output.is_symlink() else job.output  # a link stays one
+        self._path = behind_links(job.output)
         self._asked, self._lines = json.loads(json.dumps(asked)), 0
         if self._path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

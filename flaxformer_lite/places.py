@@ -105,10 +105,28 @@ def why_unwritable(folder: Path) -> str | None:
     """
     if in_bucket(folder):
         return None
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    there = what_exists(folder)
     if not there.is_dir():
         return os.strerror(errno.ENOTDIR)
-    return None if os.access(there, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    if not os.access(there, os.W_OK | os.X_OK):
+        return os.strerror(errno.EACCES)
+    # A file system that refuses new entries, which the permissions of a folder do not tell.
+    return os.strerror(errno.EROFS) if os.statvfs(there).f_flag & os.ST_RDONLY else None
+
+
+def what_exists(path: Path) -> Path:
+    """`path`, or the nearest of what it lies in that is there; on disk."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())
+
+
+def is_stream(path: Path) -> bool:
+    """Whether `path` is a pipe or a device, in whose place nothing may be put."""
+    return not in_bucket(path) and path.exists() and not path.is_file() and not path.is_dir()
+
+
+def behind_links(path: Path) -> Path:
+    """What a link leads to, which is written in place of the link; on disk."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def remove_tree(folder: Path) -> None:

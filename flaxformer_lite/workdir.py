@@ -22,6 +22,8 @@ from flaxformer_lite.places import (
     on_disk,
     place,
     remove_tree,
+    what_exists,
+    why_unwritable,
     write_whole,
 )
 
@@ -188,9 +190,8 @@ def is_untrained(path: Path) -> bool:
 def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"--workdir={path}: expected a folder, but it is a file; choose another name.")
-    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or _read_only(existing):
-        raise ValueError(f"--workdir={path}: {existing} cannot be written to; choose another folder.")
+    if why_unwritable(path):
+        raise ValueError(f"--workdir={path}: {what_exists(path)} cannot be written to; choose another folder.")
 
 
 def same_result(path: Path, config: Config) -> bool:
@@ -203,11 +204,6 @@ def same_result(path: Path, config: Config) -> bool:
         return False
     changed = [name for name, _, _ in config_lib.differences(read_config(path), config)]
     return not any(name == "train.average" or name.startswith("decode.") for name in changed)
-
-
-def _read_only(folder: Path) -> bool:
-    """Whether the file system refuses new entries, which the permissions of a folder do not tell."""
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def create(path: Path, config: Config) -> Workdir:

@@ -340,6 +340,27 @@ def test_an_output_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_pat
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
+@pytest.mark.parametrize(("closed", "code"), [(True, 0), (False, 1)], ids=["nobody reads", "full"])
+def test_what_cannot_be_written_at_the_end_is_told_in_one_line_unless_nobody_reads_it(closed, code):
+    script = "from flaxformer_lite import command_line; print('a line'); command_line.exit_now(0)"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe, open("/dev/full" if not closed else os.devnull, "wb") as full:
+        options = {"stdout": pipe if closed else full, "stderr": subprocess.PIPE, "env": env}
+        done = subprocess.run([sys.executable, "-c", script], **options)
+    assert done.returncode == code
+    told = b"" if closed else b"error: standard output: cannot be written: No space left on device.\n"
+    assert done.stderr == told
+
+
+def test_a_link_is_written_behind_and_stays_one(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "below.txt")
+    check_output(tmp_path / "link")
+    write_lines(tmp_path / "link", ["a"])
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "below.txt").read_text() == "a\n"
+
+
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     check_output(tmp_path / "pipe")

@@ -46,8 +46,7 @@ ACCELERATORS = {
     "tpu-v5p": Accelerator("tpu", 459e12, 95e9, 600e9, 8960, 6.25e9),
     "tpu-v6e": Accelerator("tpu", 918e12, 32e9, 400e9, 256, 12.5e9),
 }
-# How JAX names their kinds. The first that a device's kind begins with is its own, but for cards that are slower.
-SLOWER = ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL")
+# How JAX names their kinds. The first that a device's kind begins with is its own, unless it is SLOWER.
 KINDS = {
     "NVIDIA A100": "a100",
     "NVIDIA H100": "h100",
@@ -58,6 +57,7 @@ KINDS = {
     "TPU v5": "tpu-v5p",
     "TPU v6": "tpu-v6e",
 }
+SLOWER = ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL")  # whose peak is none of the above
 
 
 def peak(devices: Iterable[jax.Device]) -> float | None:
