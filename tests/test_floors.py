@@ -28,6 +28,7 @@ FLOORS = {
     "commands": 3,
     "model.masks": 0,
     "model.dropout": 0,
+    "model.dense": 2,
     "model.positions": 2,
     "model.backends": 3,
     "model.attention": 4,

@@ -14,7 +14,7 @@ from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.model import positions, transformer
 from flaxformer_lite.model.masks import Places
 from flaxformer_lite.model.transformer import build_model
-from flaxformer_lite.training.step import param_shapes
+from flaxformer_lite.training.step import gradient_sums, param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -232,6 +232,31 @@ def test_in_bfloat16_parameters_logits_and_softmax_stay_float32(tied):
     exact = init(config)[2](variables, SOURCE, TARGET)
     error = np.abs(logits - exact).max() / np.abs(exact).max()
     assert 0 < error < 0.05
+
+
+@pytest.mark.parametrize(
+    "position",
+    ["learned", pytest.param("relative", marks=pytest.mark.slow), pytest.param("t5_bias", marks=pytest.mark.slow)],
+)
+def test_in_bfloat16_the_gradient_of_every_parameter_is_what_it_is_in_float32(position):
+    # Thousands of tokens, few of them frequent: sums that lost terms would be too short by more than the rounding.
+    config = ModelConfig(
+        vocab_size=300, d_model=32, num_heads=4, d_ff=64, num_encoder_layers=1, num_decoder_layers=1, max_length=48
+    )
+    config = dataclasses.replace(config, position=position, activation="silu", output_bias=True, dropout=0.0)
+    ids = np.minimum(np.random.default_rng(0).zipf(1.3, (2, 128, 48)) + 3, 299).astype(np.int32)
+    batch = {"source": ids[0], "target": ids[1], "row": np.arange(128, dtype=np.int32)}
+    params = build_model(config).init(jax.random.key(0), ids[0], ids[1])["params"]
+
+    def gradients(dtype):
+        model = build_model(dataclasses.replace(config, dtype=dtype))
+        sums, _ = jax.jit(functools.partial(gradient_sums, batch=batch, model=model))(params)
+        return flax.traverse_util.flatten_dict(sums, sep="/")
+
+    exact, rounded = gradients("float32"), gradients("bfloat16")
+    error = {name: np.linalg.norm(rounded[name] - exact[name]) / np.linalg.norm(exact[name]) for name in exact}
+    error = {name: share for name, share in error.items() if not name.endswith("key/bias")}  # its gradient is zero
+    assert max(error.values()) < 0.03, error
 
 
 def test_dropout_is_off_unless_asked_for_and_then_belongs_to_the_row():

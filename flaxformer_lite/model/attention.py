@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model import backends
+from flaxformer_lite.model.dense import Dense
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import RelativeVectors, ScoreBias, rotate
@@ -135,11 +136,10 @@ class MultiHeadAttention(nn.Module):
         c = self.config
         d_head = c.d_head or c.d_model // c.num_heads
         num_kv_heads = c.num_kv_heads or c.num_heads
-        dense = {"dtype": c.dtype, "use_bias": c.use_bias, "kernel_init": nn.initializers.xavier_uniform()}
-        self.query = nn.DenseGeneral((c.num_heads, d_head), **dense)
-        self.key = nn.DenseGeneral((num_kv_heads, d_head), **dense)
-        self.value = nn.DenseGeneral((num_kv_heads, d_head), **dense)
-        self.out = nn.DenseGeneral(c.d_model, axis=(-2, -1), **dense)
+        self.query = Dense(c, (c.num_heads, d_head))
+        self.key = Dense(c, (num_kv_heads, d_head))
+        self.value = Dense(c, (num_kv_heads, d_head))
+        self.out = Dense(c, (c.d_model,), axes=2)
         self.drop = Dropout(c.attention_dropout)
         if c.attention == "additive":
             self.score_vector = self.param("score_vector", nn.initializers.xavier_uniform(), (c.num_heads, d_head))

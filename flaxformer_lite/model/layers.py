@@ -9,6 +9,7 @@ import jax
 
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.attention import KVCache, MultiHeadAttention
+from flaxformer_lite.model.dense import Dense
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Pattern
 from flaxformer_lite.model.positions import ScoreBias
@@ -53,14 +54,13 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         c = self.config
-        dense = {"dtype": c.dtype, "use_bias": c.use_bias, "kernel_init": nn.initializers.xavier_uniform()}
-        hidden_BTF = nn.Dense(c.d_ff, name="inner", **dense)(x_BTD)
+        hidden_BTF = Dense(c, (c.d_ff,), name="inner")(x_BTD)
         if c.activation in GATES:
-            gate_BTF = nn.Dense(c.d_ff, name="gate", **dense)(x_BTD)
+            gate_BTF = Dense(c, (c.d_ff,), name="gate")(x_BTD)
             hidden_BTF = ACTIVATIONS[GATES[c.activation]](gate_BTF) * hidden_BTF
         else:
             hidden_BTF = ACTIVATIONS[c.activation](hidden_BTF)
-        return nn.Dense(c.d_model, name="outer", **dense)(hidden_BTF)
+        return Dense(c, (c.d_model,), name="outer")(hidden_BTF)
 
 
 class Residual(nn.Module):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from flaxformer_lite.config import ModelConfig, check_model
 from flaxformer_lite.model.attention import DecoderCache, KVCache
+from flaxformer_lite.model.dense import add
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, make_norm, run
 from flaxformer_lite.model.masks import Pattern, Places
@@ -60,7 +61,7 @@ class Inputs(nn.Module):
         x_BLD = self.embedding(ids_BL).astype(dtype) * jnp.sqrt(self.config.d_model).astype(dtype)
         vectors_BLD = self.position_vectors(places.position_BL)
         if vectors_BLD is not None:
-            x_BLD += jnp.broadcast_to(vectors_BLD.astype(x_BLD.dtype), x_BLD.shape)
+            x_BLD = add(x_BLD, vectors_BLD)
         return self.drop(x_BLD, **mode)
 
 

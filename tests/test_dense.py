@@ -1,0 +1,50 @@
+"""The linear map of every projection: its formula over one axis and over two, its start, its gradients in bfloat16."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.model.dense import Dense
+
+CONFIG = ModelConfig(vocab_size=11, use_bias=True)
+ROWS, IN, OUT = (3, 5), (7,), (2, 13)
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize(("inputs", "features"), [(IN, (17,)), (IN, OUT), (OUT, IN)], ids=["plain", "split", "join"])
+def test_it_is_its_formula_over_one_axis_and_over_two(inputs, features, use_bias):
+    x = draw(0, *ROWS, *inputs)
+    dense = Dense(dataclasses.replace(CONFIG, use_bias=use_bias), features, axes=len(inputs))
+    params = {"kernel": draw(1, *inputs, *features)} | ({"bias": draw(2, *features)} if use_bias else {})
+    assert jax.tree.map(np.shape, dense.init(jax.random.key(0), x)["params"]) == jax.tree.map(np.shape, params)
+    kernel = np.float64(params["kernel"]).reshape(math.prod(inputs), -1)
+    expected = (x.reshape(*ROWS, -1) @ kernel).reshape(*ROWS, *features) + params.get("bias", 0)
+    np.testing.assert_allclose(dense.apply({"params": params}, x), expected, atol=1e-5)
+
+
+def test_its_matrix_starts_as_wide_as_all_inputs_and_all_outputs_ask_for():
+    # Glorot 2010, equation 16, of the matrix as a whole, not of each head's part.
+    for inputs, features in (((64,), (4, 32)), ((4, 32), (64,))):
+        dense = Dense(CONFIG, features, axes=len(inputs))
+        params = dense.init(jax.random.key(0), jnp.ones(inputs))["params"]
+        widest = math.sqrt(6 / (64 + 4 * 32))
+        assert 0.99 * widest < np.abs(params["kernel"]).max() <= widest
+        assert not params["bias"].any()
+
+
+def test_in_bfloat16_the_gradient_of_a_bias_is_summed_in_float32():
+    dense = Dense(dataclasses.replace(CONFIG, dtype="bfloat16"), (3,))
+    x = jnp.ones((4099, 1, 2))
+    params = dense.init(jax.random.key(0), x)
+    assert dense.apply(params, x).dtype == jnp.bfloat16 and params["params"]["bias"].dtype == jnp.float32
+    gradient = jax.jit(jax.grad(lambda params: dense.apply(params, x).astype(jnp.float32).sum()))(params)["params"]
+    np.testing.assert_array_equal(gradient["bias"], np.full(3, 4099))  # in bfloat16 a sum of so many stands still
