@@ -1,5 +1,6 @@
 """What processes must agree on: whoever differs is named, and one that dies does not keep the others waiting."""
 
+import shutil
 import signal
 import subprocess
 import time
@@ -12,7 +13,7 @@ import runs
 from flaxformer_lite.training import agreement
 
 TRAIN = ["-m", "flaxformer_lite", "train"]
-CHANGES = {**runs.TINY, "parallel.data": 8}
+CHANGES = {**runs.TINY, "parallel.data": 1, "parallel.fsdp": 8, "train.keep_newest": 2}
 
 
 @pytest.fixture
@@ -156,3 +157,19 @@ def test_a_process_that_is_killed_ends_the_other_with_a_message_and_the_run_goes
     assert 11 <= step_of(killed) < 40
     assert [code for code, _ in ended(start(f"--workdir={killed}", *FORTY), seconds=300)] == [0, 0]
     assert runs.losses(killed) == runs.losses(never_killed)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_process_cannot_read_is_set_aside_by_both(never_killed, tmp_path):
+    """Each reads its part of the parameters, and only one part is damaged; both go back to the checkpoint before."""
+    damaged = shutil.copytree(never_killed, tmp_path / "damaged")
+    (folder,) = (damaged / "checkpoints" / "40" / "params").glob("ocdbt.process_1/d")
+    for part in folder.iterdir():
+        part.write_bytes(bytes(byte ^ 1 for byte in part.read_bytes()))
+    for code, err in ended(start(f"--workdir={damaged}", *FORTY), seconds=300):
+        assert code == 0
+        (warning,) = [line for line in err.splitlines() if line.startswith("WARNING: ")]
+        assert "process 1 on " in warning and "/checkpoints/40: damaged checkpoint: " in warning
+        assert warning.endswith("it is renamed to end in .damaged, and step 32 is used.")
+    assert {entry.name for entry in (damaged / "checkpoints").iterdir()} == {"32", "40", "40.damaged"}
+    assert runs.losses(damaged) == runs.losses(never_killed)

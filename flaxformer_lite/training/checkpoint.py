@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from flaxformer_lite.places import absolute, in_bucket, remove_tree
+from flaxformer_lite.training import agreement
 
 Tree = Any
 
@@ -138,6 +139,29 @@ def _is_finished(entry: Path) -> bool:
     return UNFINISHED not in entry.name
 
 
+def _read(folder: Path, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
+    """`Checkpoints.restore` without its check, of what this process needs; it does not wait for other processes.
+
+    As one that meets a damaged file would not come to where the others wait.
+    """
+    items = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
+    items["record"] = ocp.args.JsonRestore()
+    process = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
+    try:
+        with _quiet(), ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone) as reader:
+            read = reader.restore(folder, args=ocp.args.Composite(**items))
+        return {name: read[name] for name in like}, read["record"]
+    except Exception as error:  # whatever a damaged file makes a reader raise
+        reason = str(error).strip().split(" See full TensorStore")[0].splitlines() or [type(error).__name__]
+        raise ValueError(f"{folder}: damaged checkpoint: {reason[0]:.200}") from error
+
+
+def _refuse(folder: Path, wrong: Sequence[str]) -> None:
+    if wrong:
+        raise ValueError(f"{folder}: damaged checkpoint: the arrays of {wrong[0]!r} are not the ones that were written")
+
+
 class NewestAndBest:
     """Orbax preservation policy: the newest `newest` checkpoints and the `best` of highest score, ties to the later.
 
@@ -241,20 +265,13 @@ class Checkpoints:
         """The parts of `step` that `like` names, with its shapes, types and shardings, and the record.
 
         Raises:
-          ValueError: it cannot be read, or is not what was written.
+          ValueError: in some process it cannot be read, or is not what was written; then in all.
         """
-        items = {name: ocp.args.StandardRestore(tree) for name, tree in like.items()}
-        items["record"] = ocp.args.JsonRestore()
-        try:
-            with _quiet():
-                read = self._manager.restore(step, args=ocp.args.Composite(**items))
-            record, parts = read["record"], {name: read[name] for name in like}
-            for name, tree in parts.items():
-                if "checksum" in record and record["checksum"][name] != checksum(tree):  # once there was none
-                    raise ValueError(f"the arrays of {name!r} are not the ones that were written")
-        except Exception as error:  # whatever a damaged file makes a reader raise
-            reason = str(error).strip().split(" See full TensorStore")[0].splitlines() or [type(error).__name__]
-            raise ValueError(f"{self.directory / str(step)}: damaged checkpoint: {reason[0]:.200}") from error
+        folder = self.directory / str(step)
+        parts, record = agreement.together(lambda: _read(folder, like))
+        sums = {name: checksum(tree) for name, tree in parts.items()}
+        wrong = [name for name, written in record.get("checksum", sums).items() if sums.get(name, written) != written]
+        agreement.together(lambda: _refuse(folder, wrong))
         return parts, record
 
     def restore_average(self, steps: Sequence[int], like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
