@@ -59,7 +59,7 @@ FLOORS = {
     "data.datasets": 3,
     "data.pipeline": 4,
     "training.losses": 0,
-    "training.masking": 0,
+    "training.masking": 1,
     "training.metrics": 0,
     "training.writers": 0,
     "training.meter": 0,

@@ -54,6 +54,14 @@ def test_what_is_masked_belongs_to_the_key_the_row_and_the_length_and_to_nothing
     assert (np.asarray(DRAW(jax.random.key(4), row_B, length_B, size=T)) != hidden).any()
 
 
+def test_the_number_of_a_text_depends_on_each_token_and_its_place_and_not_on_padding():
+    numbers = jax.jit(masking.number_of_text)
+    texts = np.array([[7, 8, 9, 2, 0, 0], [8, 7, 9, 2, 0, 0], [7, 8, 9, 9, 2, 0], [7, 8, 2, 0, 0, 0], [0] * 6])
+    assert len(set(numbers(texts).tolist())) == 5
+    np.testing.assert_array_equal(numbers(texts[::-1])[::-1], numbers(texts))
+    np.testing.assert_array_equal(numbers(np.pad(texts, ((0, 0), (0, 3)))), numbers(texts))
+
+
 def test_a_masked_token_is_read_as_the_mask_and_the_end_symbol_is_read_and_never_predicted():
     target_BT = np.array([[7, 8, 9, 2, 0, 0], [5, 2, 0, 0, 0, 0], [0] * 6, [6, 7, 8, 9, 10, 2]])
     masked = jax.jit(masking.mask_targets)(KEY, jnp.arange(4), jnp.asarray(target_BT))

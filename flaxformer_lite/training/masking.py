@@ -7,6 +7,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from flaxformer_lite.model.dropout import scramble
+
 # The unknown token is the mask. The tokenizer falls back to bytes, so that no text holds it, and no method of decoding
 # ever writes it: it needs no symbol of its own, and every vocabulary has it.
 PAD, END, MASK = 0, 2, 3
@@ -29,13 +31,20 @@ def mask_targets(key: jax.Array, row_B: jax.Array, target_BT: jax.Array) -> Mask
     masked tokens alone, a position scheme that acts through distances could not tell one from the other.
 
     Args:
-      row_B: each row's number in the global batch; what is masked is a function of (key, row_B[b], length).
+      row_B: a number for each row; what is masked is a function of (key, row_B[b], length).
       target_BT: ids that end with the end symbol and then padding.
     """
     length_B = ((target_BT != PAD) & (target_BT != END)).sum(axis=1)
     hidden_BT = draw(key, row_B, length_B, size=target_BT.shape[1])
     inputs_BT = jnp.where(hidden_BT, MASK, target_BT)
     return Masked(inputs_BT, target_BT, hidden_BT.astype(jnp.float32), length_B)
+
+
+def number_of_text(target_BT: jax.Array) -> jax.Array:
+    """A number for each row, (B,) uint32, a function of its tokens: by it a text is masked alike in any batch."""
+    place_1T = scramble(jnp.arange(target_BT.shape[1], dtype=jnp.uint32))[None]
+    mixed_BT = scramble(target_BT.astype(jnp.uint32) + place_1T)
+    return jnp.where(target_BT == PAD, 0, mixed_BT).sum(axis=1, dtype=jnp.uint32)
 
 
 def draw(key: jax.Array, row_B: jax.Array, length_B: jax.Array, *, size: int) -> jax.Array:

@@ -133,14 +133,17 @@ def predictions(
     """What a decoder makes of each token, (B, T, D), the labels and their weights, and sums of what else it predicts.
 
     What is masked for a masked decoder is in training a function of the step's key and the row; in evaluation of the
-    row alone, so that each evaluation measures the same.
+    text alone, so that each evaluation measures the same, whatever shares the batch.
     """
     if model.config.decoder == "causal":
         labels_BT = batch["target"]
         x_BTD = features(params, batch, model=model, **mode)
         return x_BTD, (labels_BT, (labels_BT != PAD).astype(jnp.float32)), {}
-    key = jax.random.key(0) if step_key is None else jax.random.fold_in(step_key, MASKING)
-    masked = masking.mask_targets(key, batch["row"], batch["target"])
+    if step_key is None:
+        drawn_by = jax.random.key(0), masking.number_of_text(batch["target"])
+    else:
+        drawn_by = jax.random.fold_in(step_key, MASKING), batch["row"]
+    masked = masking.mask_targets(*drawn_by, batch["target"])
     inputs = batch["source"], masked.inputs_BT
     x_BTD, length_logits_BL = model.apply({"params": params}, *inputs, method="features_and_lengths", **mode)
     return x_BTD, (masked.labels_BT, masked.weights_BT), length_sums(length_logits_BL, masked.length_B)
