@@ -70,8 +70,10 @@ def resample(
 ) -> list[Scores]:
     """`score` of one system or more, with how sure it is: bootstrap resampling of sentences. Koehn 2004.
 
-    Sentences are drawn with replacement, as many as there are, `bootstrap` times, the same for every system; of a
-    system after the first, which is the baseline, p says how likely chance alone makes so large a difference.
+    Sentences are drawn with replacement, as many as there are, `bootstrap` times. Of a system after the first, which is
+    the baseline, p says how likely chance alone makes so large a difference, either way: approximate randomisation,
+    which `bootstrap` times gives either system each sentence of the two by a coin (Riezler 2005; the paired bootstrap's
+    p is too low, of equal systems in a tenth of all cases under 0.05).
     All resamples are in memory at once: of chrF 72 bytes for each sentence of each.
 
     Raises:
@@ -84,10 +86,11 @@ def resample(
     references = [list(texts) for texts in references]
     named = [(str(number), list(hypotheses)) for number, hypotheses in enumerate(systems)]
     found = [_resampled_matches(systems, references, bootstrap=bootstrap, seed=seed)]
+    test = {"test_type": "bs"} if len(systems) == 1 else {"test_type": "ar", "n_ar_confidence": bootstrap}
     signatures = {}
     for name, metric in _metrics(tokenized).items():
         with _seed_of_sacrebleu(seed):
-            signed, rows = PairedTest(named, {name: metric}, references, test_type="bs", n_samples=bootstrap)()
+            signed, rows = PairedTest(named, {name: metric}, references, n_samples=bootstrap, **test)()
         ((title, signature),) = signed.items()
         signatures[name] = str(signature)
         found.append([(name, row.score, (row.mean, row.ci), row.p_value) for row in rows[title]])
@@ -98,7 +101,7 @@ def resample(
             values={name: float(value) for name, value, _, _ in rows},
             signatures=signatures,
             intervals={name: (float(mean), float(half)) for name, _, (mean, half), _ in rows},
-            # Chance alone always makes a difference of nothing, of which sacreBLEU's p may be near 0.
+            # Chance alone always makes a difference of nothing, of which sacreBLEU, who counts larger ones, says 0.
             p_values={
                 name: 1.0 if value == baseline[name] else float(p) for name, value, _, p in rows if p is not None
             },
@@ -109,20 +112,18 @@ def resample(
 
 def _resampled_matches(systems: Sequence[Texts], references: Sequence[Texts], *, bootstrap: int, seed: int) -> list:
     """(name, value, interval, p) of the exact matches of each system, drawn and tested as sacreBLEU does its scores."""
-    count = len(systems[0])
-    draws = np.random.default_rng(seed).choice(count, size=(bootstrap, count), replace=True)
+    rng, count = np.random.default_rng(seed), len(systems[0])
+    draws = rng.choice(count, size=(bootstrap, count), replace=True)
+    sign = 1.0 - 2.0 * rng.integers(2, size=(bootstrap, count))
     rows, baseline = [], None
     for hypotheses in systems:
         hits = exact_matches(hypotheses, references)
-        drawn = hits[draws].mean(axis=1)
-        p = None
-        if baseline is None:
-            baseline = hits.mean(), drawn
-        else:
-            differences = np.abs(drawn - baseline[1])
-            by_chance = differences - differences.mean() >= abs(hits.mean() - baseline[0])
+        baseline, p = hits if baseline is None else baseline, None
+        if rows:
+            gained = hits - baseline
+            by_chance = np.abs(sign @ gained) >= abs(gained.sum())
             p = (by_chance.sum() + 1) / (bootstrap + 1)
-        rows.append(("exact_match", hits.mean(), estimate_ci(drawn), p))
+        rows.append(("exact_match", hits.mean(), estimate_ci(hits[draws].mean(axis=1)), p))
     return rows
 
 

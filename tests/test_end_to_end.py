@@ -188,7 +188,7 @@ def test_score_gives_what_training_has_kept_the_scores_it_logged(finished_run, r
     both = command("score", f"--hypotheses={kept}", f"--references={reference},{other}")
     assert both.splitlines()[1].split() == ["exact_match", "100.00", "%"] and "nrefs:2|" in both
     tokenised = command("score", *files, "--tokenized", "--bootstrap=40", "--bootstrap_seed=7", f"--baseline={other}")
-    assert "bleu_tokenized: sacreBLEU signature nrefs:1|bs:40|seed:7|" in tokenised and "tok:none" in tokenised
+    assert "bleu_tokenized: sacreBLEU signature nrefs:1|bs:40|ar:40|seed:7|" in tokenised and "tok:none" in tokenised
     rows = {line.split()[0]: line.split()[-1] for line in tokenised.splitlines()}
     assert rows["exact_match"] == rows["bleu_tokenized"] == "1.0000" and not {"bleu", "chrf"} & rows.keys()
 

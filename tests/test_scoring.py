@@ -213,7 +213,20 @@ def test_a_large_difference_is_not_chance_a_small_one_may_be_and_none_is():
     spaced = [text if i in right else text.replace(" ", "  ") for i, text in enumerate(good)]  # which no score sees
     assert spaced != good
     assert scoring.resample([spaced, good], [references], bootstrap=300)[1].p_values == against_itself.p_values
-    assert baseline.p_values == {} and baseline.intervals == against_itself.intervals
+    assert baseline.p_values == {} and baseline.intervals["exact_match"] == against_itself.intervals["exact_match"]
     assert all(p < 0.01 for p in against_worse.p_values.values())
     assert like != good and against_like.p_values["exact_match"] > 0.3
     assert against_itself.p_values == dict.fromkeys(("exact_match", "bleu", "chrf"), 1.0)
+
+
+def test_of_equal_systems_one_in_twenty_has_a_p_below_a_twentieth(monkeypatch):
+    monkeypatch.setattr(scoring, "_metrics", lambda tokenized: {})  # exact match alone, which is quick
+    rng, references = np.random.default_rng(3), ["x"] * 150
+    draw = lambda: ["x" if hit else "y" for hit in rng.random(150) < 0.7]  # noqa: E731
+    p = np.array(
+        [
+            scoring.resample([draw(), draw()], [references], bootstrap=200, seed=trial + 1)[1].p_values["exact_match"]
+            for trial in range(500)
+        ]
+    )
+    assert 0.01 < (p < 0.05).mean() < 0.07 and 0.4 < (p < 0.5).mean() < 0.55 and p.max() == 1
