@@ -10,7 +10,8 @@ import jax
 import pytest
 import runs
 
-from flaxformer_lite.training import agreement
+from flaxformer_lite import agreement
+from flaxformer_lite.data import pipeline, tokenizer
 
 TRAIN = ["-m", "flaxformer_lite", "train"]
 CHANGES = {**runs.TINY, "parallel.data": 1, "parallel.fsdp": 8, "train.keep_newest": 2}
@@ -59,6 +60,18 @@ def test_what_one_process_refuses_all_refuse_and_say_which_it_was(others_say):
     assert agreement.together(lambda: 3) == 3
     with pytest.raises(ValueError, match=r"^process 0 on a: too long\.$"):
         agreement.together(refuse)
+
+
+def test_what_all_have_refused_within_is_said_once(others_say):
+    others_say("no such dataset.")
+    with pytest.raises(agreement.Refused, match=r"^process 1 on b: no such dataset\.$"):
+        agreement.together(lambda: agreement.together(lambda: 3))
+
+
+def test_what_process_0_alone_does_ends_all_if_it_fails(others_say):
+    others_say(None)
+    with pytest.raises(agreement.Refused, match=r"^process 0 on a: \[Errno 28\] No space left: 'ids'$"):
+        agreement.by_process_0(lambda: (_ for _ in ()).throw(OSError(28, "No space left", "ids")))
 
 
 def test_one_process_agrees_with_itself(tmp_path):
@@ -114,16 +127,6 @@ def test_two_processes_that_do_not_see_one_folder_are_refused_within_half_a_minu
     assert not (tmp_path / "mine").exists() and not (tmp_path / "yours").exists()
 
 
-@pytest.mark.slow
-def test_a_tokenizer_that_one_process_cannot_train_ends_both_with_the_reason(tmp_path):
-    processes = start(f"--workdir={tmp_path / 'run'}", "--config.data.vocab_size=90000")
-    for code, err in ended(processes, seconds=120):
-        assert code == 2
-        (line,) = runs.error_lines(err)
-        assert "process 0 on " in line and "config.data.vocab_size: no tokenizer of 90000 pieces fits" in line
-    assert not (tmp_path / "run").exists()
-
-
 def step_of(workdir: Path) -> int:
     """The last that is in the log, which may be being written."""
     return runs.last_step(workdir) if (workdir / "metrics.jsonl").exists() else 0
@@ -160,6 +163,21 @@ def test_a_process_that_is_killed_ends_the_other_with_a_message_and_the_run_goes
 
 
 @pytest.mark.slow
+def test_a_tokenizer_that_process_0_alone_finds_wrong_ends_both_with_the_reason(never_killed, tmp_path):
+    """As of a run that was killed before its first checkpoint, and whose text has changed since."""
+    workdir, config = shutil.copytree(never_killed, tmp_path / "run"), runs.small_config(CHANGES)
+    shutil.rmtree(workdir / "checkpoints")
+    other = pipeline.open_dataset(config).read("train[300:1500]").texts()
+    kind, size = config.data.tokenizer, config.data.vocab_size
+    (workdir / "tokenizer.model").write_bytes(tokenizer.trained(other, vocab_size=size, kind=kind))
+    for code, err in ended(start(f"--workdir={workdir}", *FORTY), seconds=120):
+        assert code == 2
+        (line,) = runs.error_lines(err)
+        assert line.startswith("error: process 0 on ") and line.count("process 0 on ") == 1
+        assert "tokenizer.model: not what the text of 'train[:300]' gives now" in line
+
+
+@pytest.mark.slow
 def test_a_checkpoint_that_one_process_cannot_read_is_set_aside_by_both(never_killed, tmp_path):
     """Each reads its part of the parameters, and only one part is damaged; both go back to the checkpoint before."""
     damaged = shutil.copytree(never_killed, tmp_path / "damaged")
@@ -171,5 +189,5 @@ def test_a_checkpoint_that_one_process_cannot_read_is_set_aside_by_both(never_ki
         (warning,) = [line for line in err.splitlines() if line.startswith("WARNING: ")]
         assert "process 1 on " in warning and "/checkpoints/40: damaged checkpoint: " in warning
         assert warning.endswith("it is renamed to end in .damaged, and step 32 is used.")
-    assert {entry.name for entry in (damaged / "checkpoints").iterdir()} == {"32", "40", "40.damaged"}
+    assert {entry.name for entry in (damaged / "checkpoints").iterdir()} == {"20", "32", "40", "40.damaged"}
     assert runs.losses(damaged) == runs.losses(never_killed)

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
+from flaxformer_lite import agreement
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import loader, store, subwords, tokenizer
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
@@ -143,7 +143,7 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
     """
     reader = dataset.reader(name)
     if jax.process_count() > 1:
-        _by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)), "the ids are stored")
+        agreement.by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)))
     columns = store.tokenised(reader, tokens, start=_start(config), show=jax.process_index() == 0)
     label = columns.pop("label", None)
     examples = Tokens(**columns, label=None if label is None else np.asarray(label.values, np.int32))
@@ -154,20 +154,6 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
         for side, growth in drawing.head_room(columns).items():
             lengths[side] = subwords.planned(lengths[side], growth, config.data.buckets[-1] - 1)
     return Split(None, examples, _plan(*lengths.values(), config), reader, drawing)
-
-
-def _by_process_0(function: Callable[[], None], done: str) -> None:
-    """Calls it in process 0; the others wait. What it raises is raised when nobody waits any more, else they hang."""
-    error = None
-    if jax.process_index() == 0:
-        try:
-            function()
-        except Exception as raised:
-            error = raised
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(done)
-    if error is not None:
-        raise error
 
 
 def _start(config: Config) -> tuple[int, ...]:
@@ -228,7 +214,7 @@ def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, unproved:
     """Process 0 trains the tokenizer if `path` does not exist, or to compare with one that is `unproved`.
 
     Raises:
-      ValueError: in process 0: it cannot be trained, or is another.
+      ValueError: it cannot be trained, or is another.
     """
 
     def provide() -> None:
@@ -244,7 +230,7 @@ def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, unproved:
                 "put the old text back, or delete it, which makes a new one."
             )
 
-    _by_process_0(provide, "the tokenizer is trained")
+    agreement.by_process_0(provide)
 
 
 def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool = False) -> Data:
@@ -256,17 +242,22 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
 
     Raises:
       ValueError: a split is missing, has no labels, or holds nothing to train on, or the tokenizer is of other text.
+        Of several processes in all, if only up to where they wait for each other; after that in the one.
     """
-    dataset.prepare()
     splits = {
         "train": config.data.train_split,
         "validation": config.data.validation_split,
         "test": config.data.test_split,
     }
-    for role, name in splits.items():
-        dataset.part(role).check_split(name)
+
+    def prepare() -> None:
+        dataset.prepare()
+        for role, name in splits.items():
+            dataset.part(role).check_split(name)
+
+    agreement.together(prepare)
     provide_tokenizer(config, dataset, tokenizer_path, unproved=unproved)
-    tokens = tokenizer.load(tokenizer_path)
+    tokens = agreement.together(lambda: tokenizer.load(tokenizer_path))
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_split(dataset.part("validation"), config.data.validation_split, tokens, config)
     return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))

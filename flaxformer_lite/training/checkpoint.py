@@ -18,8 +18,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from flaxformer_lite import agreement
 from flaxformer_lite.places import absolute, in_bucket, remove_tree
-from flaxformer_lite.training import agreement
 
 Tree = Any
 

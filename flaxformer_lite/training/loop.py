@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from flaxformer_lite import evaluate, places, trained
+from flaxformer_lite import agreement, evaluate, places, trained
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import loader, pipeline
@@ -21,7 +21,6 @@ from flaxformer_lite.data.tokenizer import Tokenizer
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import (
     accelerators,
-    agreement,
     checkpoint,
     flops,
     metrics,

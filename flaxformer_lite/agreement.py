@@ -20,6 +20,10 @@ from flaxformer_lite.places import place
 Result = TypeVar("Result")
 
 
+class Refused(ValueError):
+    """What one process refused, raised in every one."""
+
+
 def gather(value: Any) -> list[Any]:
     """The `value` of every process, anything that JSON can hold, in their order; all processes must call it."""
     if jax.process_count() == 1:
@@ -42,19 +46,26 @@ def together(function: Callable[[], Result]) -> Result:
     """`function()`, in every process.
 
     Raises:
-      ValueError: it did so in one of them; then it is raised in all, and says in which.
+      Refused: it failed in one of them, with ValueError or OSError; then it is raised in all, and says in which.
     """
     if jax.process_count() == 1:
         return function()
     result, complaint = None, None
     try:
         result = function()
-    except ValueError as error:
+    except Refused:  # by all, within `function`
+        raise
+    except (ValueError, OSError) as error:
         complaint = str(error)
     for process, (host, said) in enumerate(gather([socket.gethostname(), complaint])):
         if said is not None:
-            raise ValueError(f"process {process} on {host}: {said}")
+            raise Refused(f"process {process} on {host}: {said}")
     return result
+
+
+def by_process_0(function: Callable[[], Any]) -> None:
+    """Calls it in process 0, for which the others wait; raises as `together`."""
+    together(lambda: function() if jax.process_index() == 0 else None)
 
 
 def check_config(config: Config) -> None:
