@@ -8,6 +8,7 @@ be mended. Looking for faults all over the input first would cost a pass over it
 stops the job where it comes, and what is done before it is kept.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 import tqdm
 
 from flaxformer_lite.data.line_windows import WINDOW, LineReader, Window, as_text
-from flaxformer_lite.places import behind_links, is_stream
+from flaxformer_lite.places import NO_LOCKS, behind_links, is_stream
 
 QUIET = 3.0  # seconds that a job may take without a word
 BAR, COUNTER = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]", "{desc} [{elapsed}]"
@@ -70,7 +71,7 @@ def _open(job: LineJob, reader: LineReader, asked: Callable[[], Mapping[str, Any
         return _Stream(sys.stdout.buffer)
     try:
         if is_stream(path):  # nothing to rename
-            return _Stream(path.open("wb"))
+            return _Stream(path.open("wb"), path)
         return _Kept(job, reader, asked())
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -79,20 +80,30 @@ def _open(job: LineJob, reader: LineReader, asked: Callable[[], Mapping[str, Any
 class _Stream:
     """Takes the answers of each window as soon as they are there; what is written is gone."""
 
-    def __init__(self, file: BinaryIO):
-        self._file, self.split = file, 0
+    def __init__(self, file: BinaryIO, path: Path | None = None):
+        self._file, self._path, self.split = file, path, 0
 
     def __enter__(self) -> "_Stream":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         if self._file is not sys.stdout.buffer:
+            self._close(kind)
+
+    def _close(self, kind: type[BaseException] | None) -> None:
+        """After an error, what could not be written is tried again here, and must not fail in the error's place."""
+        with contextlib.suppress(OSError) if kind is not None else contextlib.nullcontext():
             self._file.close()
 
     def write(self, answer: Answer, reader: LineReader) -> None:
         """The answers to the last window of `reader`."""
-        self._file.write(as_text(answer.lines).encode())
-        self._file.flush()
+        try:
+            self._file.write(as_text(answer.lines).encode())
+            self._file.flush()
+        except OSError as error:
+            if self._path is None or isinstance(error, BrokenPipeError):
+                raise
+            raise _unwritable(self._path, error) from error
         self.split += answer.split
 
     def finish(self) -> None:
@@ -104,13 +115,13 @@ class _Kept(_Stream):
 
     def __init__(self, job: LineJob, reader: LineReader, asked: Mapping[str, Any]):
         """Goes over what is done already, in `reader` too."""
-        self._path = behind_links(job.output)
+        path = behind_links(job.output)
         self._asked, self._lines = json.loads(json.dumps(asked)), 0
-        if self._path.is_dir():
+        if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        self._partial = self._path.with_name(f"{self._path.name}.partial")
-        self._record = self._path.with_name(f"{self._path.name}.partial.json")
-        super().__init__(os.fdopen(os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
+        self._partial = path.with_name(f"{path.name}.partial")
+        self._record = path.with_name(f"{path.name}.partial.json")
+        super().__init__(os.fdopen(os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b"), path)
         try:
             self._lock()
             written = 0 if job.restart else self._go_on(reader)
@@ -130,6 +141,9 @@ class _Kept(_Stream):
             raise ValueError(
                 f"--output={self._path}: another process is writing {self._partial}; wait, or choose another name."
             ) from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
 
     def _go_on(self, reader: LineReader) -> int:
         """How many bytes of the part are to be kept; `reader` goes over what they are the answers to.
@@ -206,7 +220,7 @@ class _Kept(_Stream):
         elif kind is not None:
             self._partial.unlink(missing_ok=True)
             self._record.unlink(missing_ok=True)
-        self._file.close()
+        self._close(kind)
 
 
 def _unwritable(path: Path, error: OSError) -> ValueError:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from etils import epath
 
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what a disk says that has none
 BUCKETS = "gs://"
 
 
@@ -72,9 +73,16 @@ def fetch(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Holds the lock `file`, on disk; the system lets go of it when the process dies, however it dies."""
+    """Holds the lock `file`, on disk; the system lets go of it when the process dies, however it dies.
+
+    On a disk without locks nothing is held.
+    """
     with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         yield
 
 

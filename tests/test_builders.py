@@ -338,7 +338,7 @@ def test_plain_and_labelled_texts_become_datasets_with_the_labels_in_order(own, 
     assert own_examples(builder) == [{"text": "two"}, {"text": "one"}]
 
 
-def test_faults_are_refused_and_nothing_is_left_or_dropped_and_reported_once(own, tmp_path, capfd):
+def test_faults_are_refused_and_nothing_is_left_or_dropped_and_told_at_each_start(own, tmp_path, capfd):
     (tmp_path / "a.en").write_bytes(b"two\n\n\xffthree\nfour\x00\nfive")
     (tmp_path / "a.de").write_bytes(b"zwei\n\ndrei\nvier\nf\xc3\xbcnf")
     builder, _ = builders.own_texts(own, tmp_path / "tfds")
@@ -356,7 +356,7 @@ def test_faults_are_refused_and_nothing_is_left_or_dropped_and_reported_once(own
     assert builder.info.splits["train"].num_examples == 2
     out, err = capfd.readouterr()
     told = "train: 3 of 5 examples have a fault: 1 not UTF-8, 2 no text, 1 control character"
-    assert (out, err) == ("", f"parallel_text, {told}; left out, see {folder}/faults.txt\n")
+    assert (out, err) == ("", 2 * f"parallel_text, {told}; left out, see {folder}/faults.txt\n")
     assert (folder / "faults.txt").read_text().splitlines() == [
         "a.en:2\tno text\tempty",
         "a.de:2\tno text\tempty",

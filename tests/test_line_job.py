@@ -4,10 +4,12 @@ refuses by name."""
 import io
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,6 +190,24 @@ def test_a_part_that_nobody_knows_or_that_was_cut_is_refused(job):
     partial.write_bytes(partial.read_bytes()[:-1])
     with pytest.raises(ValueError, match=rf"out.txt.partial: expected {written} bytes or more, got {written - 1}"):
         run(job)
+
+
+def test_a_disk_that_is_full_is_one_message_and_what_was_done_stays(job, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(EXPECTED) // 2, limits[1]))
+    try:
+        with pytest.raises(ValueError, match=r"^--output=.*out\.txt: cannot be written: File too large\.$"):
+            run(job)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "lines are kept in" in capsys.readouterr().err
+    assert run(job) == 51 and job.output.read_bytes() == EXPECTED
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here is always full")
+def test_a_device_that_is_full_is_one_message(job):
+    with pytest.raises(ValueError, match=r"^--output=/dev/full: cannot be written: No space left on device\.$"):
+        run(job._replace(output=Path("/dev/full")))
 
 
 def test_two_jobs_do_not_write_the_same_file(job):

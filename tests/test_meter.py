@@ -1,6 +1,8 @@
 """How fast training is: what is counted, what is waited for, and what is left out."""
 
 import math
+import threading
+import time
 
 import pytest
 
@@ -47,6 +49,40 @@ def test_the_share_of_waiting_is_that_of_the_time_since_the_last_line(clock):
         waits.append(counted.line()["data_wait"])
         clock[0] += 2
     assert waits == [pytest.approx(1 / 4), pytest.approx(2 / 7), pytest.approx(5 / 10)]
+
+
+class Computing:
+    """Of a step that devices compute until `end`, on the clock."""
+
+    def __init__(self, clock, end):
+        self.clock, self.end, self.noticed = clock, end, threading.Event()
+
+    def block_until_ready(self):
+        while self.clock[0] < self.end:
+            time.sleep(0.001)
+        threading.Timer(0.2, self.noticed.set).start()  # by when the thread that waits has noted the time
+        return self
+
+
+def test_waiting_while_devices_compute_is_not_counted(clock):
+    counted, computing = meter(clock), []
+
+    def made(*seconds):
+        for until_idle, then in seconds:
+            clock[0] += until_idle
+            if then:
+                assert computing[0].noticed.wait(60)
+            clock[0] += then
+            yield
+
+    batches = counted.waiting_for(made((0, 0), (3, 0), (2, 4)), lambda: computing[0] if computing else None)
+    next(batches)
+    computing[:] = [Computing(clock, end=clock[0] + 5)]
+    next(batches)
+    assert counted.line()["data_wait"] == 0  # the batch came before the step had ended
+    computing[:] = [Computing(clock, end=clock[0] + 2)]
+    next(batches)
+    assert counted.line()["data_wait"] == pytest.approx(4 / 6)
 
 
 def test_what_is_paused_is_no_part_of_a_step_even_if_it_fails(clock):

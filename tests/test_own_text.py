@@ -150,6 +150,12 @@ def test_splits_may_be_in_different_forms_and_in_either_order_of_the_same_langua
             r"languages: the first line of .* keys id, sv, fi; name the",
         ),
         ("parallel_text", (), {"train": ("bad.jsonl",)}, r"languages: the first line of bad\.jsonl has the keys none;"),
+        (
+            "parallel_text",
+            ("de", "en"),
+            {"train": ("a.en", "folder/d.txt")},
+            r"languages: de, en would take a\.en for 'de'; name them in the order of the files",
+        ),
         ("parallel_text", ("en", "kind"), {"train": ("a.tsv",)}, r"languages: 'kind' cannot be the name of a text"),
         ("parallel_text", ("en", "d/e"), {"train": ("a.tsv",)}, r"languages: 'd/e' cannot be the name of a text"),
         (
@@ -170,6 +176,7 @@ def test_files_that_do_not_suit_each_other_or_their_kind_are_refused_by_the_fiel
     write(here, a__en="", b__en="", a__de="", a__tsv="", b__tsv="", bad__jsonl="[1]")
     write(here, three__jsonl='{"id": "7", "sv": "ett", "fi": "yksi"}')
     (here / "folder").mkdir()
+    (here / "folder" / "d.txt").touch()
     with pytest.raises(ValueError, match=rf"^config\.data\.{words}"):
         own_text.corpora(own(kind, names=names, **files))
 

@@ -268,3 +268,58 @@ def test_subwords_are_drawn_anew_each_epoch_for_training_alone(small_language, a
         written.append(by_text)
     assert np.mean([written[0][i] != written[1][i] for i in written[0]]) > 0.3
     assert 0 < batches.not_fitting < 0.3 * batches.drawn
+
+
+@pytest.fixture
+def own_files(tmp_path, monkeypatch):
+    """Pairs of 30 lines in a and 10 in b."""
+    for name, count in (("a", 30), ("b", 10)):
+        for side in ("en", "de"):
+            lines = [f"{side} {name} {i} {WORDS[i % 7]} and {WORDS[i * i % 7]} {i * 7}" for i in range(count)]
+            (tmp_path / f"{name}.{side}").write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    return tmp_path
+
+
+A, B = ("a.en", "a.de"), ("b.en", "b.de")
+WORDS = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            dict(test_split="train[:9]"),
+            r"validation_split: 'validation' is what data\.validation_files hold, and there",
+        ),
+        (
+            dict(validation_files=B),
+            r"test_split: 'test' is what data\.test_files hold, and there are none; set them, or",
+        ),
+        (
+            dict(validation_files=B, validation_split="train[-9:]", test_split="train[:9]"),
+            r"validation_files: data\.validation_split = 'train\[-9:\]' reads none of them; leave one of the two out",
+        ),
+    ],
+)
+def test_a_split_without_files_and_files_without_a_split_are_refused_before_anything_is_prepared(
+    own_files, data, words
+):
+    config = make_config("encoder_decoder", dataset="parallel_text", train_files=A, **data)
+    with pytest.raises(ValueError, match=rf"^config\.data\.{words}"):
+        pipeline.load(config, pipeline.open_dataset(config), own_files / "tokenizer.model")
+    assert not list(own_files.rglob("dataset_info.json"))
+
+
+def test_what_is_measured_on_and_trained_on_too_is_told(own_files, caplog):
+    files = dict(dataset="parallel_text", train_files=A, test_files=B, vocab_size=290)
+    for split in ("train[:-5]", "train"):
+        config = make_config("encoder_decoder", **files, train_split=split, validation_split="train[-5:]")
+        dataset = pipeline.open_dataset(config)
+        pipeline.load(config, dataset, own_files / f"{split}.model")
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "root"]
+    assert told.startswith("config.data.validation_split: train[-5:] has 5 examples that train has too: the model is ")
+    assert [
+        dataset.shared("train[10:20]", other) for other in ("train[15:]", "train[20:]", "train[12:14]", "test")
+    ] == [5, 0, 2, 0]

@@ -95,12 +95,22 @@ def test_a_text_to_classify_starts_with_its_start_symbol_here_too(tokens):
 def test_the_head_room_holds_most_texts_as_they_are_drawn(tokens):
     usual = {"source": Ragged.of(tokens.encode(SOURCE)), "target": Ragged.of(tokens.encode(TARGET))}
     draw = drawing(tokens)
-    growth = draw.head_room(usual)
+    growth = draw.head_room(usual, 10_000)
     for side, ids in draw(np.arange(211), 0).items():
         fits = ids.lengths() <= planned(usual[side].lengths(), growth[side], 10_000)
         assert (ids.lengths() <= usual[side].lengths()).mean() < 0.5
         assert fits.mean() >= 0.9 and growth[side] > 1
-    assert drawing(tokens).head_room(usual) == growth
+    assert drawing(tokens).head_room(usual, 10_000) == growth
+
+
+def test_texts_that_fit_no_row_are_not_cut_to_measure_the_head_room(tokens):
+    usual, cut = {"source": Ragged.of(tokens.encode(SOURCE)), "target": Ragged.of(tokens.encode(TARGET))}, []
+    draw = drawing(tokens, read=lambda numbers: cut.extend(numbers) or read(numbers))
+    longest = int(np.median(usual["source"].lengths()))
+    growth = draw.head_room(usual, longest)
+    assert cut == [i for i in range(211) if max(usual[side].lengths()[i] for side in usual) <= longest]
+    assert 0 < len(cut) < 211 and all(growth[side] > 1 for side in usual)
+    assert draw.head_room(usual, 0) == {"source": 1.0, "target": 1.0}
 
 
 def test_lengths_are_planned_with_head_room_but_what_fits_still_fits():

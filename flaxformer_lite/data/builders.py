@@ -120,7 +120,6 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
         """`corpora` know their labels, if `own` has any; `options` as of any builder."""
         self._own, self._corpora = own, corpora  # `_info` is called next
         super().__init__(**options)
-        self._final_dir = Path(self.data_dir)
 
     def _info(self) -> tfds.core.DatasetInfo:
         corpus = next(iter(self._corpora.values()))
@@ -148,10 +147,6 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
             raise ValueError(
                 f"{self._own.kind}: a file has changed while it was read; start again when all are written."
             )
-        for split, counted in found.items():
-            if counted.faulty:
-                told = f"{self._own.kind}, {split}: {counted.counts()}; left out, see {self._final_dir / self.REPORT}"
-                print(told, file=sys.stderr, flush=True)
 
     def _write(self, split: str, shards: Sequence[int]) -> splits.SplitInfo:
         """Writes a split into files of so many examples."""
@@ -277,6 +272,8 @@ def locales_of(pair: str) -> tuple[str, str]:
 def prepare(builder: tfds.core.DatasetBuilder) -> None:
     """Writes the dataset under its TFDS folder, once, however many processes ask for it at the same time.
 
+    What was left out of text of one's own is told each time.
+
     Raises:
       ValueError: the folder cannot be written, or holds something else.
     """
@@ -296,6 +293,20 @@ def prepare(builder: tfds.core.DatasetBuilder) -> None:
             f"Expected a dataset in {builder.data_dir}, got no dataset_info.json there; remove the folder."
         )
     builder.info.read_from_directory(builder.data_path)  # another process may have written it since `builder` was made
+    for line in _left_out(builder):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _left_out(builder: tfds.core.DatasetBuilder) -> list[str]:
+    """How many examples of each split had faults and were left out, as the end of the report of faults says."""
+    report = Path(builder.data_dir) / TextFiles.REPORT
+    if not report.exists():
+        return []
+    with report.open("rb") as file:
+        file.seek(max(0, report.stat().st_size - 4096))  # before it, a line for each fault
+        counts = file.read().decode(errors="replace").splitlines()[-len(builder.info.splits) :]
+    kind = builder.info.config_name.rpartition("-")[0]
+    return [f"{kind}, {line}; left out, see {report}" for line in counts if ": 0 of " not in line]
 
 
 def _is_prepared(builder: tfds.core.DatasetBuilder) -> bool:

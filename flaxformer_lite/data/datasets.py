@@ -103,7 +103,7 @@ class Dataset:
             if mine != its:
                 raise ValueError(
                     f"config.data.{role}_dataset: {dataset.name} has the {what} {', '.join(its or ['(none)'])}, and "
-                    f"{self.name} {', '.join(mine or ['(none)'])}; name one with the same."
+                    f"{self.name} {', '.join(mine or ['(none)'])}; name one with the same, labels in the same order."
                 )
         self._parts[role] = dataset
         self.contents = {**self.contents, **dataset.contents}
@@ -128,6 +128,18 @@ class Dataset:
         reader = self.reader(split)
         if self._label is not None and len(reader):
             reader([0])
+
+    def shared(self, one: str, other: str) -> int:
+        """How many examples two splits, or slices of them, have in common."""
+        ranges = [
+            [(name, skip, skip + take) for name, skip, take, *_ in self.reader(split).files] for split in (one, other)
+        ]
+        return sum(
+            max(0, min(end, end_of_other) - max(begin, begin_of_other))
+            for name, begin, end in ranges[0]
+            for name_of_other, begin_of_other, end_of_other in ranges[1]
+            if name == name_of_other
+        )
 
     def read(self, split: str) -> Examples:
         """All examples of `split`, which may be a slice such as 'train[:10%]'.

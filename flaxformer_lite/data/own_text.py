@@ -144,6 +144,12 @@ def _fields(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str
     told = _keys(rows[0][0]) if form == "jsonl" else tuple(_suffix(path) for path in rows[0])
     if form == "tsv" or any(tuple(map(_suffix, paths)) != told for paths in rows if form == "lines"):
         told = ()
+    for name, path in zip(own.names, rows[0], strict=False) if form == "lines" and set(told) != set(own.names) else ():
+        if _suffix(path) in own.names and _suffix(path) != name:
+            raise ValueError(
+                f"config.data.languages: {', '.join(own.names)} would take {path} for {name!r}; name them in the order "
+                "of the files."
+            )
     names = told if not own.names or set(told) == set(own.names) else own.names
     if form == "jsonl" and len(names) != 2:
         raise ValueError(

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import jax
 import numpy as np
 
 from flaxformer_lite import agreement
-from flaxformer_lite.config import Config
+from flaxformer_lite.config import Config, DataConfig
 from flaxformer_lite.data import loader, store, subwords, tokenizer
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
 from flaxformer_lite.data.datasets import Dataset
@@ -20,6 +22,7 @@ from flaxformer_lite.data.subwords import Drawing
 from flaxformer_lite.data.tokenizer import BOS, Tokenizer
 from flaxformer_lite.fields import OWN_TEXT
 
+ROLES = ("train", "validation", "test")
 READ_AT_ONCE = 8192  # examples held as text where a split is not held as a whole
 
 
@@ -93,6 +96,26 @@ def open_dataset(config: Config) -> Dataset:
     return dataset
 
 
+def _check_files(data: DataConfig) -> None:
+    """Of text of one's own, whatever is read has files, and whatever has files is read."""
+    datasets = {role: getattr(data, f"{role}_dataset", None) or data.dataset for role in ROLES}
+    for role, dataset in datasets.items():
+        split, files = getattr(data, f"{role}_split"), getattr(data, f"{role}_files")
+        read = [name for name in re.findall(r"\w+", split) if name in ROLES]
+        if dataset not in OWN_TEXT:
+            continue
+        if files and role not in read:
+            raise ValueError(
+                f"config.data.{role}_files: data.{role}_split = {split!r} reads none of them; leave one of the two out."
+            )
+        for name in read:
+            if datasets[name] != dataset or not getattr(data, f"{name}_files"):
+                raise ValueError(
+                    f"config.data.{role}_split: {split!r} is what data.{name}_files hold, and there are none; set "
+                    "them, or take a slice of others, such as train[-2000:]."
+                )
+
+
 def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnText | None:
     """The files of the dataset `name`, which are those of the splits that are read from it; None if it has none."""
     data = config.data
@@ -151,8 +174,9 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
     if config.data.subword_sampling:
         how = dict(kind=config.data.tokenizer, strength=config.data.subword_sampling, seed=config.data.seed)
         drawing = Drawing(reader, tokens, start=_start(config), **how)
-        for side, growth in drawing.head_room(columns).items():
-            lengths[side] = subwords.planned(lengths[side], growth, config.data.buckets[-1] - 1)
+        longest = config.data.buckets[-1] - 1
+        for side, growth in drawing.head_room(columns, longest).items():
+            lengths[side] = subwords.planned(lengths[side], growth, longest)
     return Split(None, examples, _plan(*lengths.values(), config), reader, drawing)
 
 
@@ -244,16 +268,24 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
       ValueError: a split is missing, has no labels, or holds nothing to train on, or the tokenizer is of other text.
         Of several processes in all, if only up to where they wait for each other; after that in the one.
     """
-    splits = {
-        "train": config.data.train_split,
-        "validation": config.data.validation_split,
-        "test": config.data.test_split,
-    }
+    splits = {role: getattr(config.data, f"{role}_split") for role in ROLES}
 
     def prepare() -> None:
+        _check_files(config.data)
         dataset.prepare()
         for role, name in splits.items():
             dataset.part(role).check_split(name)
+        for role in ("validation", "test"):
+            shared = dataset.shared(splits["train"], splits[role]) if dataset.part(role) is dataset else 0
+            if shared and jax.process_index() == 0:
+                logging.warning(
+                    "config.data.%s_split: %s has %s examples that %s has too: the model is trained on what it is "
+                    "measured by.",
+                    role,
+                    splits[role],
+                    f"{shared:,}",
+                    splits["train"],
+                )
 
     agreement.together(prepare)
     provide_tokenizer(config, dataset, tokenizer_path, unproved=unproved)

@@ -169,7 +169,7 @@ def _train(
             measure()
         report.say(report.resolved(config, data, mesh, state_shapes.params))
         batches = pipeline.batches(data.train, num_steps=config.train.num_steps)
-        stream = meter.waiting_for(loader.stream(batches, mode.put_batch, first_step=done))
+        stream = meter.waiting_for(loader.stream(batches, mode.put_batch, first_step=done), lambda: unsettled)
         if config.train.profile and chief:
             seen = {"programs": programs.futures, "wait": lambda: jax.block_until_ready(state), "show": progress.note}
             stream = profile.traced(stream, paths.profile, **seen)

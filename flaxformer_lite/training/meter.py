@@ -2,9 +2,12 @@
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import jax
 
 
 class Meter:
@@ -39,16 +42,20 @@ class Meter:
         finally:
             self._since += time.monotonic() - begun
 
-    def waiting_for(self, items: Iterable[Any]) -> Iterator[Any]:
-        """`items`; the time until each of them is there counts as waiting."""
+    def waiting_for(self, items: Iterable[Any], running: Callable[[], Any] = lambda: None) -> Iterator[Any]:
+        """`items`; the time until each of them is there counts as waiting, but for that in which devices compute.
+
+        `running` returns arrays of the last step, which may not be computed yet.
+        """
         remaining = iter(items)
         while True:
-            asked = time.monotonic()
+            asked, idle_since = time.monotonic(), _noted_when_ready(running())
             try:
                 item = next(remaining)
             except StopIteration:
                 return
-            self._waited += time.monotonic() - max(asked, self._since)
+            here = time.monotonic()
+            self._waited += max(0.0, here - max(asked, self._since, *(idle_since or [here])))
             yield item
 
     def add(self, count: float, work: float) -> None:
@@ -80,3 +87,18 @@ class Meter:
 
     def _seconds(self) -> float:
         return max(1e-9, time.monotonic() - self._since)
+
+
+def _noted_when_ready(arrays: Any) -> list[float]:
+    """A list that will hold the time at which `arrays` are computed, and is empty before; None: they are."""
+    if arrays is None:
+        return [time.monotonic()]
+    noted = []
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):  # which whoever reads the arrays will meet, too
+            jax.block_until_ready(arrays)
+            noted.append(time.monotonic())
+
+    threading.Thread(target=wait, daemon=True).start()
+    return noted
