@@ -38,4 +38,5 @@ def test_every_accelerator_has_a_kind():
 def test_of_a_kind_that_is_not_known_there_is_no_peak():
     assert peak([Device("cpu")]) is None
     assert peak([Device("NVIDIA H100 PCIe")]) is None and peak([Device("NVIDIA H200 NVL")]) is None
+    assert peak([Device("NVIDIA H100 80GB HBM3 MIG 1g.10gb")]) is None
     assert peak([Device("NVIDIA H100"), Device("NVIDIA GeForce GTX 1080")]) is None

@@ -230,9 +230,30 @@ def test_blocks_of_any_size_give_the_same():
 def test_blocks_of_a_batch_that_devices_share_give_the_same():
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    attend = lambda inputs, segments: COMPUTE["blockwise"](*inputs, within(segments, causal=True))  # noqa: E731
-    shared = jax.jit(attend, in_shardings=rows)(qkv(), PACKED)
-    np.testing.assert_allclose(shared, jax.jit(attend)(qkv(), PACKED), atol=1e-5)
+
+    def attend(inputs, segments):
+        mixed, pull = jax.vjp(lambda *inputs: COMPUTE["blockwise"](*inputs, within(segments, causal=True)), *inputs)
+        return mixed, *pull(jnp.ones_like(mixed))
+
+    compiled = jax.jit(attend, in_shardings=rows, out_shardings=rows).lower(qkv(), PACKED).compile()
+    for shared, alone in zip(compiled(qkv(), PACKED), jax.jit(attend)(qkv(), PACKED), strict=True):
+        np.testing.assert_allclose(shared, alone, atol=1e-5)
+    assert not re.search("all-reduce|all-gather|all-to-all|permute", compiled.as_text())  # each has all that it needs
+
+
+def test_in_bfloat16_gradients_are_as_exact_over_many_blocks_as_over_none():
+    length = 256
+    inputs, weight = tuple(draw(i, 1, length, 2, 8) for i in range(3)), draw(5, 1, length, 2, 8)
+    pattern = within(np.ones((1, length), np.int32), causal=True)
+
+    def error(attend, **options):
+        loss = lambda inputs: (attend(*inputs, pattern, **options).astype(jnp.float32) * weight).sum()  # noqa: E731
+        gradients = jax.jit(jax.grad(loss))(tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs))
+        exact = jax.jit(jax.grad(loss))(inputs)
+        return [np.linalg.norm(np.float32(x) - y) / np.linalg.norm(y) for x, y in zip(gradients, exact, strict=True)]
+
+    for blocks, whole in zip(error(backends.blockwise, block=8), error(reference), strict=True):
+        assert 0 < blocks < 1.2 * whole
 
 
 def arrays_of(jaxpr) -> Iterator[jax.core.ShapedArray]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.model.masks import PAD, Pattern, Places
+from flaxformer_lite.model.masks import PAD, Pattern
 from flaxformer_lite.model.positions import ScoreBias
 
 BLOCK = 256  # queries, and keys, of a block: on a CPU the fastest of 128 to 1024, or close to it, at every length
@@ -23,6 +23,7 @@ LONG = 1024**2  # scores of a head from which, on a CPU, blocks take a quarter o
 KERNEL_BLOCKS = (512, 256, 128)  # `flash` takes the largest that divides the length; shorter rows leave it half idle
 LOWEST = jnp.finfo(jnp.float32).min
 
+Block = tuple  # arrays of queries, or of keys and values, their `Places`, and their `_order` or None
 # Over some blocks of keys, float32: the sum of exp(score - largest), (B, H, T), and of values times that, (B, H, T, K).
 Sums = tuple[jax.Array, jax.Array]
 
@@ -151,13 +152,16 @@ def blockwise(
     """For one block of queries after another, the keys block by block: (B, T, H, K). After Rabe 2021, section 2.
 
     The keys pass twice: for the largest score of each query, and for the sums of its softmax. Two passes cost the
-    values some time and save the gradients more, as the sums then need no rescaling. A block where no query sees a
-    key is skipped: the future, another text, what is beyond the window.
+    values some time and save the gradients more, as the sums then need no rescaling. A block of the future, or beyond
+    the window, is skipped. Outside the products all is float32, so that gradients are summed over blocks in it.
     """
-    key_blocks = _split((key_BSGK, value_BSGK, pattern.key), block)
+    dtype, order = value_BSGK.dtype, _order(pattern)
+    query_BTHK, key_BSGK, value_BSGK = (x.astype(jnp.float32) for x in (query_BTHK, key_BSGK, value_BSGK))
+    key_blocks = _split((key_BSGK, value_BSGK, pattern.key, order and order[1]), block)
 
-    def attend_from(query_block: tuple[jax.Array, Places]) -> jax.Array:
-        fold = functools.partial(_fold, query_block=query_block, key_blocks=key_blocks, pattern=pattern, bias=bias)
+    def attend_from(query_block: Block) -> jax.Array:
+        blocks = {"query_block": query_block, "key_blocks": key_blocks, "dtype": dtype}
+        fold = functools.partial(_fold, **blocks, pattern=pattern, bias=bias)
         B, T, H, K = query_block[0].shape
 
         def take_larger(largest_BHT: jax.Array, scores_BHTS: jax.Array, value_BSGK: jax.Array) -> jax.Array:
@@ -172,9 +176,9 @@ def blockwise(
 
         total_BHT, mixed_BHTK = fold(add, (jnp.zeros((B, H, T)), jnp.zeros((B, H, T, K))))
         total_BHT = jnp.where(total_BHT == 0, 1, total_BHT)  # 0: every block was skipped
-        return jnp.moveaxis(mixed_BHTK / total_BHT[..., None], 1, 2).astype(value_BSGK.dtype)
+        return jnp.moveaxis(mixed_BHTK / total_BHT[..., None], 1, 2).astype(dtype)
 
-    mixed_NBTHK = jax.lax.map(attend_from, _split((query_BTHK, pattern.query), block))
+    mixed_NBTHK = jax.lax.map(attend_from, _split((query_BTHK, pattern.query, order and order[0]), block))
     mixed_BTHK = jnp.moveaxis(mixed_NBTHK, 0, 1).reshape(query_BTHK.shape[0], -1, *query_BTHK.shape[2:])
     return mixed_BTHK[:, : query_BTHK.shape[1]]
 
@@ -183,28 +187,55 @@ def _fold(
     update: Callable,
     start: jax.Array | Sums,
     *,
-    query_block: tuple[jax.Array, Places],
-    key_blocks: tuple[jax.Array, jax.Array, Places],
+    query_block: Block,
+    key_blocks: Block,
+    dtype: jnp.dtype,
     pattern: Pattern,
     bias: ScoreBias | None,
 ) -> jax.Array | Sums:
-    """`update(state, scores, values)` from `start` on, over those blocks of keys of which a query sees any."""
-    query_BTHK, query_places = query_block
+    """`update(state, scores, values)` from `start` on, over the blocks of keys; products are made in `dtype`."""
+    query_BTHK, query_places, query_order = query_block
 
     @functools.partial(jax.checkpoint, prevent_cse=False)  # gradients compute the scores again, and do not store them
-    def step(state: jax.Array | Sums, key_block: tuple[jax.Array, jax.Array, Places]) -> tuple:
-        key_BSGK, value_BSGK, key_places = key_block
-        mask = pattern.replace(query=query_places, key=key_places).mask()
+    def step(state: jax.Array | Sums, key_block: Block) -> tuple:
+        key_BSGK, value_BSGK, key_places, key_order = key_block
 
         def seen(state: jax.Array | Sums) -> jax.Array | Sums:
-            scores_BHTS = _scores(query_BTHK, key_BSGK)
+            rounded_BTHK, mask = query_BTHK.astype(dtype), pattern.replace(query=query_places, key=key_places).mask()
+            scores_BHTS = _scores(rounded_BTHK, key_BSGK.astype(dtype))
             if bias is not None:
-                scores_BHTS += bias(query_BTHK, query_places.position_BL, key_places.position_BL)
-            return update(state, jnp.where(mask, scores_BHTS, LOWEST), value_BSGK)
+                scores_BHTS += bias(rounded_BTHK, query_places.position_BL, key_places.position_BL)
+            return update(state, jnp.where(mask, scores_BHTS, LOWEST), value_BSGK.astype(dtype))
 
-        return jax.lax.cond(mask.any(), seen, lambda state: state, state), None
+        if query_order is None:
+            return seen(state), None
+        return jax.lax.cond(_may_see(query_order, key_order, pattern), seen, lambda state: state, state), None
 
     return jax.lax.scan(step, start, key_blocks)[0]
+
+
+def _order(pattern: Pattern) -> tuple[jax.Array, jax.Array] | None:
+    """Of queries (1, T) and of keys (1, S), numbers that grow along a row and tell what is hidden as positions do.
+
+    None: nothing is hidden by position, or rows differ. They are the same in all rows, so that devices that split the
+    rows need not ask each other which blocks to skip.
+    """
+    if not pattern.causal and pattern.window is None:
+        return None
+    query_BT, key_BS = pattern.query.position_BL, pattern.key.position_BL
+    if pattern.query is pattern.key:  # within a text, places are as far from each other in the row as in the text
+        index_1L = jnp.arange(query_BT.shape[1])[None]
+        return index_1L, index_1L
+    return (query_BT, key_BS) if query_BT.shape[0] == key_BS.shape[0] == 1 else None
+
+
+def _may_see(query_1T: jax.Array, key_1S: jax.Array, pattern: Pattern) -> jax.Array:
+    """Whether some query of a block may see some key of a block, by their order; padding at the end of one is 0."""
+    nearest = key_1S[0, 0] - query_1T.max()  # over 0: all keys stand after all queries
+    farthest = key_1S.max() - query_1T[0, 0]
+    if pattern.window is None:
+        return nearest <= 0
+    return (nearest <= (0 if pattern.causal else pattern.window)) & (farthest >= -pattern.window)
 
 
 def _scores(query_BTHK: jax.Array, key_BSGK: jax.Array) -> jax.Array:

@@ -58,6 +58,7 @@ KINDS = {
     "TPU v6": "tpu-v6e",
 }
 SLOWER = ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL")  # whose peak is none of the above
+SLICE = " MIG "  # in the name of a part of a GPU
 
 
 def peak(devices: Iterable[jax.Device]) -> float | None:
@@ -67,4 +68,6 @@ def peak(devices: Iterable[jax.Device]) -> float | None:
 
 
 def _name(kind: str) -> str | None:
-    return None if kind.startswith(SLOWER) else next((KINDS[each] for each in KINDS if kind.startswith(each)), None)
+    if kind.startswith(SLOWER) or SLICE in kind:
+        return None
+    return next((KINDS[each] for each in KINDS if kind.startswith(each)), None)
