@@ -193,8 +193,7 @@ def evaluate_run(
     if references:
         counts = {name: len(texts) for name, texts in references.items()}
         scoring.check_counts({f"the {split} split": len(examples.texts), **counts})
-    if note := report.left_out(examples):
-        report.say(f"{split} split: of loss and accuracy{note}")
+    report.say_left_out(split, examples)
     mode = parallel.MeshMode(run.mesh)
     evaluator = Evaluator(run.model, config, mode, run.tokenizer, label_names=run.label_names)
     options = {"references": list(references.values()) if references else None, "bootstrap": bootstrap, "seed": seed}

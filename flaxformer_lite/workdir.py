@@ -15,6 +15,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, DataConfig
 from flaxformer_lite.fields import FIXED_BY_WEIGHTS
 from flaxformer_lite.places import (
+    NO_LOCKS,
     absolute,
     check_bucket,
     in_bucket,
@@ -258,14 +259,20 @@ def _lock(file: Path, workdir: Path, made: list[Path]) -> int:
     begun, told = time.monotonic(), False
     while time.monotonic() - begun <= PATIENCE:
         made += [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # who was there has taken away the folder it had made, between the two
+            continue
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pass
-        except OSError:  # a file system without locks
-            return opened
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return opened
+            os.close(opened)
+            raise
         else:
             with contextlib.suppress(FileNotFoundError):  # who had it has taken it away meanwhile
                 if os.path.samestat(os.fstat(opened), file.stat()):

@@ -5,13 +5,17 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 import runs
 
+import flaxformer_lite
 from flaxformer_lite import agreement
+from flaxformer_lite.config import to_dict
 from flaxformer_lite.data import pipeline, tokenizer
+from flaxformer_lite.training import loop
 
 TRAIN = ["-m", "flaxformer_lite", "train"]
 CHANGES = {**runs.TINY, "parallel.data": 1, "parallel.fsdp": 8, "train.keep_newest": 2}
@@ -72,6 +76,24 @@ def test_what_process_0_alone_does_ends_all_if_it_fails(others_say):
     others_say(None)
     with pytest.raises(agreement.Refused, match=r"^process 0 on a: \[Errno 28\] No space left: 'ids'$"):
         agreement.by_process_0(lambda: (_ for _ in ()).throw(OSError(28, "No space left", "ids")))
+
+
+def test_other_data_another_tokenizer_and_other_versions_are_named(others_say):
+    data = SimpleNamespace(tokenizer=SimpleNamespace(fingerprint="t"), fingerprint="mine")
+    dataset = SimpleNamespace(contents={"a.en": "f"})
+    for name, theirs in (("tokenizer", "other"), ("data", "other"), ("a.en", "other")):
+        others_say({"tokenizer": "t", "data": "mine", "a.en": "f"} | {name: theirs})
+        with pytest.raises(
+            ValueError, match=rf"^{name}: process 0 on a has '.*', process 1 on b has 'other'; give every"
+        ):
+            loop._identity(data, dataset)
+    config = runs.small_config()
+    known = {f"config.{s}.{n}": v for s, values in to_dict(config).items() for n, v in values.items()}
+    others_say(known | {"flaxformer_lite": flaxformer_lite.__version__, "jax": "0.0.1"})
+    with pytest.raises(
+        ValueError, match=rf"^jax: process 0 on a has '{jax.__version__}', process 1 on b has '0\.0\.1'"
+    ):
+        agreement.check_config(config)
 
 
 def test_one_process_agrees_with_itself(tmp_path):

@@ -241,6 +241,34 @@ def test_blocks_of_a_batch_that_devices_share_give_the_same():
     assert not re.search("all-reduce|all-gather|all-to-all|permute", compiled.as_text())  # each has all that it needs
 
 
+@pytest.mark.parametrize(
+    ("options", "unread", "rows"),
+    [
+        ({"causal": True}, slice(5, None), slice(0, 5)),  # blocks of five: of the future
+        ({"window": 2}, slice(0, 5), slice(10, None)),  # beyond the window, before and after
+        ({"window": 2}, slice(10, None), slice(0, 5)),
+        ({"causal": True, "window": 2}, slice(0, 5), slice(10, None)),
+    ],
+)
+@pytest.mark.parametrize("segments", [WHOLE, PACKED], ids=["one text", "packed"])
+def test_blocks_that_no_query_sees_are_not_read(segments, options, unread, rows):
+    query, key, value = qkv()
+    expected = reference(query, key, value, within(segments, **options))[:, rows]
+    key, value = (np.array(x) for x in (key, value))
+    key[:, unread] = value[:, unread] = np.nan
+    mixed = COMPUTE["blockwise"](query, key, value, within(segments, **options))[:, rows]
+    seen_BT = np.asarray(within(segments, **options).mask()).any(axis=(1, 3))[:, rows]
+    np.testing.assert_allclose(mixed[seen_BT], expected[seen_BT], atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": 2}, {"causal": True, "window": 2}])
+def test_queries_that_do_not_stand_where_the_keys_do_skip_by_position(options):
+    pattern = Pattern(Places.at(jnp.arange(3, 8)), Places.at(jnp.arange(T)), **options)
+    query, key, value = qkv()[0][:, :5], *qkv()[1:]
+    mixed = backends.blockwise(query, key, value, pattern, block=4)
+    np.testing.assert_allclose(mixed, reference(query, key, value, pattern), atol=1e-5)
+
+
 def test_in_bfloat16_gradients_are_as_exact_over_many_blocks_as_over_none():
     length = 256
     inputs, weight = tuple(draw(i, 1, length, 2, 8) for i in range(3)), draw(5, 1, length, 2, 8)

@@ -158,17 +158,25 @@ def test_the_workdir_of_another_config_is_refused_with_both_values(refused, fini
 
 
 def test_a_workdir_with_another_tokenizer_is_refused(refused, finished_run, tmp_path):
-    from flaxformer_lite.data import tokenizer
+    from flaxformer_lite.data import cldr, tokenizer
 
     shutil.copytree(finished_run, tmp_path / "run")
-    texts = [f"{word} {number}" for number in range(300) for word in ("alpha", "beta", "gamma", "delta")]
-    path = tmp_path / "run" / "tokenizer.model"
+    path, config = tmp_path / "run" / "tokenizer.model", runs.small_config()
+    phrases = cldr.phrases("fr", "it", per_kind=40)
+    texts = [text for phrase in phrases for text in (phrase.source, phrase.target)]
     path.unlink()
-    tokenizer.train(texts, path, vocab_size=300, kind="bpe")
-    assert "tokenizer" in refused("train", *runs.flags({"train.num_steps": 60}), "--workdir=run")
+    tokenizer.train(texts, path, vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
+    message = refused("train", *runs.flags({"train.num_steps": 60}), "--workdir=run")
+    assert (
+        "run/tokenizer.model: not what the run in " in message and "was trained with up to step 48; put the" in message
+    )
     path.unlink()
-    tokenizer.train(texts[::-1] + ["another"] * 50, path, vocab_size=300, kind="bpe")
-    assert "tokenizer" in refused("translate", "--workdir=run")
+    tokenizer.train(texts, path, vocab_size=400, kind=config.data.tokenizer)
+    message = refused("train", *runs.flags({"train.num_steps": 60}), "--workdir=run")
+    assert (
+        "run/tokenizer.model: expected a tokenizer of 512 pieces (data.vocab_size), got 400; put the run's" in message
+    )
+    assert "run/tokenizer.model" in refused("translate", "--workdir=run")
 
 
 def test_a_checkpoint_folder_with_garbage_in_it_is_refused_and_left_as_it_is(refused, finished_run, tmp_path):

@@ -4,6 +4,7 @@ import math
 import threading
 import time
 
+import jax.numpy as jnp
 import pytest
 
 from flaxformer_lite.training import meter as meter_lib
@@ -55,13 +56,19 @@ class Computing:
     """Of a step that devices compute until `end`, on the clock."""
 
     def __init__(self, clock, end):
-        self.clock, self.end, self.noticed = clock, end, threading.Event()
+        self.clock, self.end, self.waiting = clock, end, []
 
     def block_until_ready(self):
+        self.waiting.append(threading.current_thread())
         while self.clock[0] < self.end:
             time.sleep(0.001)
-        threading.Timer(0.2, self.noticed.set).start()  # by when the thread that waits has noted the time
         return self
+
+    def noticed(self):
+        """Returns when who waits has noted the time."""
+        while not self.waiting:
+            time.sleep(0.001)
+        self.waiting[0].join()
 
 
 def test_waiting_while_devices_compute_is_not_counted(clock):
@@ -71,7 +78,7 @@ def test_waiting_while_devices_compute_is_not_counted(clock):
         for until_idle, then in seconds:
             clock[0] += until_idle
             if then:
-                assert computing[0].noticed.wait(60)
+                computing[0].noticed()
             clock[0] += then
             yield
 
@@ -83,6 +90,24 @@ def test_waiting_while_devices_compute_is_not_counted(clock):
     computing[:] = [Computing(clock, end=clock[0] + 2)]
     next(batches)
     assert counted.line()["data_wait"] == pytest.approx(4 / 6)
+
+
+def test_what_a_step_returns_is_waited_for(clock):
+    counted, step = meter(clock), (3, {"loss": (jnp.ones(3), jnp.ones(()))})
+
+    def made():
+        before = set(threading.enumerate())
+        yield  # the first batch, for which nothing is waited
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
+        clock[0] += 4
+        yield
+
+    batches = counted.waiting_for(made(), lambda: step)
+    next(batches)
+    next(batches)
+    clock[0] += 6
+    assert counted.line()["data_wait"] == pytest.approx(4 / 10)
 
 
 def test_what_is_paused_is_no_part_of_a_step_even_if_it_fails(clock):

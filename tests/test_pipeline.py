@@ -278,7 +278,7 @@ def own_files(tmp_path, monkeypatch):
             lines = [f"{side} {name} {i} {WORDS[i % 7]} and {WORDS[i * i % 7]} {i * 7}" for i in range(count)]
             (tmp_path / f"{name}.{side}").write_text("".join(f"{line}\n" for line in lines))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path / "tfds"))
     return tmp_path
 
 
@@ -309,7 +309,7 @@ def test_a_split_without_files_and_files_without_a_split_are_refused_before_anyt
     config = make_config("encoder_decoder", dataset="parallel_text", train_files=A, **data)
     with pytest.raises(ValueError, match=rf"^config\.data\.{words}"):
         pipeline.load(config, pipeline.open_dataset(config), own_files / "tokenizer.model")
-    assert not list(own_files.rglob("dataset_info.json"))
+    assert not list(own_files.rglob("dataset_info.json"))  # as below, where nothing is refused
 
 
 def test_what_is_measured_on_and_trained_on_too_is_told(own_files, caplog):
@@ -318,6 +318,7 @@ def test_what_is_measured_on_and_trained_on_too_is_told(own_files, caplog):
         config = make_config("encoder_decoder", **files, train_split=split, validation_split="train[-5:]")
         dataset = pipeline.open_dataset(config)
         pipeline.load(config, dataset, own_files / f"{split}.model")
+    assert len(list(own_files.rglob("dataset_info.json"))) == 1
     (told,) = [record.getMessage() for record in caplog.records if record.name == "root"]
     assert told.startswith("config.data.validation_split: train[-5:] has 5 examples that train has too: the model is ")
     assert [

@@ -208,13 +208,14 @@ def test_a_large_difference_is_not_chance_a_small_one_may_be_and_none_is():
     for i, j in zip(right[:13], wrong[:13], strict=True):
         like[i], like[j] = " ".join(reversed(references[i].split())), references[j]
     _, against_worse = scoring.resample([worse, good], [references], bootstrap=300)
+    _, against_better = scoring.resample([good, worse], [references], bootstrap=300)
     _, against_like = scoring.resample([like, good], [references], bootstrap=300)
     baseline, against_itself = scoring.resample([good, good], [references], bootstrap=300)
     spaced = [text if i in right else text.replace(" ", "  ") for i, text in enumerate(good)]  # which no score sees
     assert spaced != good
     assert scoring.resample([spaced, good], [references], bootstrap=300)[1].p_values == against_itself.p_values
     assert baseline.p_values == {} and baseline.intervals["exact_match"] == against_itself.intervals["exact_match"]
-    assert all(p < 0.01 for p in against_worse.p_values.values())
+    assert all(p < 0.01 for p in (*against_worse.p_values.values(), *against_better.p_values.values()))
     assert like != good and against_like.p_values["exact_match"] > 0.3
     assert against_itself.p_values == dict.fromkeys(("exact_match", "bleu", "chrf"), 1.0)
 

@@ -3,8 +3,8 @@
 The trainings are short scripts that write what a training logs; whole sweeps are in test_sweep.py.
 """
 
+import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -166,17 +166,17 @@ def test_a_point_that_another_worker_has_taken_up_is_dropped_and_its_run_is_ende
     marker = "open(workdir / 'pid', 'w').write(str(os.getpid()))\n"
     worker, folder, study = sweep_with(marker + "log(1, 'train', loss=1.0)\ntime.sleep(3600 * (seed == 0))\n" + WELL)
     monkeypatch.setattr(study_lib, "RENEWAL", 0.0)
-    look, looks = worker._look, []
+    look, taken, told = worker._look, [], folder.point(0).workdir(0) / "pid"
 
     def look_until_it_is_taken():
-        looks.append(1)
-        if len(looks) == 60:
+        if not taken and told.exists() and told.read_text():
+            taken.append(True)
             worker._free = []  # it shall not take the point up itself
             study._retry(study._latest()[0])
-        return look() or (len(looks) >= 60 and not worker._active)
+        return look() or (taken and not worker._active)
 
     monkeypatch.setattr(worker, "_look", look_until_it_is_taken)
     worker.work()
-    pid = int((folder.point(0).workdir(0) / "pid").read_text())
-    assert not Path(f"/proc/{pid}").exists(), "the run goes on"
+    with pytest.raises(ProcessLookupError):  # else the run goes on
+        os.kill(int(told.read_text()), 0)
     assert states(folder)[0] == "begun"

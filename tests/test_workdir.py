@@ -2,16 +2,20 @@
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
+import os
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
+import runs
 
-from flaxformer_lite import places, workdir
+from flaxformer_lite import line_job, places, workdir
 from flaxformer_lite.config import MAY_DIFFER_ON_RESUME, Config, differences, to_dict
+from flaxformer_lite.training.writers import MetricsWriter
 
 
 def changed(section: str, **fields) -> Config:
@@ -131,8 +135,9 @@ def test_a_failure_after_a_resumed_run_has_logged_a_step_keeps_what_it_goes_on_a
     before = paths.metrics.read_bytes()
     with pytest.raises(ValueError, match="late"), workdir.untouched_if_refused(tmp_path):
         workdir.create(tmp_path, changed("train", num_steps=7))
-        with paths.metrics.open("a") as log:
-            log.write(json.dumps({"step": 4, "split": split}) + "\n")
+        writer = MetricsWriter(paths.logs)
+        writer.write(4, split, {"loss": 1.0})
+        writer.close()
         raise ValueError("late")
     gone_on = split == "train"
     assert (workdir.read_config(tmp_path).train.num_steps == 7) == gone_on
@@ -151,11 +156,52 @@ def test_one_training_at_a_time_has_a_folder_and_the_next_one_waits_for_it(tmp_p
             pass
     assert {path.name for path in run.iterdir()} == {"config.json", "metrics.jsonl", "samples"}
     monkeypatch.setattr(workdir, "PATIENCE", 60.0)
-    first, begun = contextlib.ExitStack(), time.monotonic()
+    first, ended = contextlib.ExitStack(), []
     first.enter_context(workdir.alone(run))
-    threading.Timer(1.0, first.close).start()
+    threading.Timer(1.0, lambda: (ended.append(True), first.close())).start()
     with workdir.alone(run):
-        assert 1.0 <= time.monotonic() - begun < 30
+        assert ended
+
+
+def test_a_training_waits_for_another_one_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(workdir, "PATIENCE", 0.3)
+    with workdir.alone(tmp_path / "run"):
+        with pytest.raises(ValueError, match="another process is training in it"):
+            runs.fit(tmp_path / "run", runs.TINY)
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_goes_away_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    there, gone = os.open, []
+
+    def opened(path, *options):
+        if not gone:
+            gone.append(path)
+            path.parent.rmdir()
+        return there(path, *options)
+
+    monkeypatch.setattr(os, "open", opened)
+    with workdir.alone(tmp_path / "run"):
+        assert gone and (tmp_path / "run").is_dir()
+
+
+@pytest.mark.parametrize(("number", "can_go_on"), [(errno.ENOLCK, True), (errno.ENOSYS, True), (errno.EIO, False)])
+def test_a_disk_without_locks_has_none_and_one_that_fails_is_told(tmp_path, monkeypatch, number, can_go_on):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    (tmp_path / "in.txt").write_text("one\n")
+    job = line_job.LineJob(tmp_path / "in.txt", tmp_path / "out.txt")
+    run, full = tmp_path / "run", "cannot be written to: Input/output"
+    with contextlib.nullcontext() if can_go_on else pytest.raises(ValueError, match=full), workdir.alone(run):
+        assert run.is_dir()
+    with contextlib.nullcontext() if can_go_on else pytest.raises(OSError), places.locked(tmp_path / "lock"):
+        pass
+    with contextlib.nullcontext() if can_go_on else pytest.raises(ValueError, match="cannot be written: Input/output"):
+        line_job.run(job, lambda window: line_job.Answer(window.lines), asked=dict)
+        assert (tmp_path / "out.txt").read_text() == "one\n"
 
 
 def test_one_that_waits_takes_a_folder_that_is_taken_away_meanwhile(tmp_path):

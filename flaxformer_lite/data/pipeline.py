@@ -146,6 +146,11 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
     return make_split(dataset.read(name), tokens, config)
 
 
+def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) -> Split:
+    """What the config measures 'validation' or 'test' on; as `read_split`."""
+    return read_split(dataset.part(role), getattr(config.data, f"{role}_split"), tokens, config)
+
+
 def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
     """`texts` tokenised and planned; raises ValueError if no example fits the batches."""
     given = {"source": texts.source, "target": texts.target}
@@ -291,7 +296,7 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
     provide_tokenizer(config, dataset, tokenizer_path, unproved=unproved)
     tokens = agreement.together(lambda: tokenizer.load(tokenizer_path))
     train = stored_split(dataset, config.data.train_split, tokens, config)
-    validation = read_split(dataset.part("validation"), config.data.validation_split, tokens, config)
+    validation = read_part(dataset, "validation", tokens, config)
     return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))
 
 

@@ -213,8 +213,8 @@ def _train(
     # The result: the best parameters, or the average that was asked for, on the test split.
     params, _, origin = trained.restore(checkpoints, mode.held(state_shapes.params), config)
     checkpoints.close()
-    test_part, test_split = dataset.part("test"), config.data.test_split
-    test = wait(Background().submit(pipeline.read_split, test_part, test_split, data.tokenizer, config))
+    test = wait(Background().submit(pipeline.read_part, dataset, "test", data.tokenizer, config))
+    report.say_left_out("test", test)
     measured = evaluator.measure(mode.put_state(params), params, test)
     if chief:
         paths.write_sample("test.txt", measured.samples)

@@ -66,6 +66,12 @@ def left_out(split: Split) -> str:
     return told if plan.too_long + plan.empty + lacking else ""
 
 
+def say_left_out(name: str, split: Split) -> None:
+    """What of a split that is measured its loss and accuracy are not of."""
+    if told := left_out(split):
+        say(f"{name} split: of loss and accuracy{told}")
+
+
 def drawn(batches: Batches) -> str:
     """How many texts stood with their usual ids, although others were drawn for them."""
     return (
