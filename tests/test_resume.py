@@ -165,7 +165,11 @@ def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped
     finished, resumed = request.getfixturevalue(name), shutil.copytree(stopped_as(name), tmp_path / "run")
     stopped_at = runs.last_step(resumed)
     assert STOP <= stopped_at < STEPS and runs.lines_of(resumed, "test") == []
+    useful = json.loads((resumed / f"checkpoints/{stopped_at}/record/metadata").read_text())["useful_seconds"]
     assert runs.fit(resumed, SHAPES[name]) == 0
+    records = writers.read_metrics(resumed / "metrics.jsonl")
+    first = next(line for line in records if line["split"] == "train" and line["step"] > stopped_at)
+    assert 0 < useful <= first["goodput"] * (first["seconds"] + 0.1)  # of both starts
     assert runs.losses(resumed) == runs.losses(finished)
     assert list(runs.losses(resumed)) == list(range(1, STEPS + 1))
     runs.assert_same_arrays(runs.checkpoint_arrays(resumed, STEPS), runs.checkpoint_arrays(finished, STEPS))
@@ -258,6 +262,10 @@ def test_a_checkpoint_of_the_first_version_goes_on(tmp_path):
     parts = {"params": params, "progress": old.replace(params=None)}
     written.save(7, parallel.replicate(parts, mesh), {"step": 7})
     written.close()
+    record = tmp_path / "7/record/metadata"
+    known = json.loads(record.read_text())
+    assert known.pop("checksum").keys() == {"params", "progress"}  # there were none then
+    record.write_text(json.dumps(known))
     state = step_lib.TrainState(old.step, params, opt_state, old.key_data)
     read = Checkpoints(tmp_path)
     restored, _ = read.restore_newest(parallel.whole_on(mesh, jax.eval_shape(lambda: loop._to_parts(state))))
