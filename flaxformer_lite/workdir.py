@@ -29,6 +29,7 @@ from flaxformer_lite.places import (
 )
 
 STEP_LOGGED = b'"split": "train"'
+TRIES = 9  # to make a folder that somebody else may be taking away; some can be made by nobody
 PATIENCE = 120.0  # seconds that a training waits for another one in its folder
 
 
@@ -256,13 +257,16 @@ def alone(path: Path) -> Iterator[None]:
 
 def _lock(file: Path, workdir: Path, made: list[Path]) -> int:
     """`file`, opened and locked until it is closed, or the process dies however it dies; `made` gets new folders."""
-    begun, told = time.monotonic(), False
+    begun, told, lost = time.monotonic(), False, 0
     while time.monotonic() - begun <= PATIENCE:
         made += [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # who was there has taken away the folder it had made, between the two
+        except FileNotFoundError:
+            if lost == TRIES:
+                raise
+            lost += 1  # who was there has taken away the folder it had made, between the two
             continue
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -490,7 +490,8 @@ def test_a_real_process_names_the_faults_in_text_of_ones_own_by_file_and_line_an
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.en").write_bytes(b"one\ntwo\x00\nthree\n\xff\n")
     (tmp_path / "a.de").write_bytes(b"eins\nzwei\n\nvier\n")
-    flags = runs.flags({"data.dataset": "parallel_text", "data.train_files": "a.en,a.de"})
+    splits = {"data.validation_split": "train[:1]", "data.test_split": "train[:1]"}
+    flags = runs.flags({"data.dataset": "parallel_text", "data.train_files": "a.en,a.de", **splits})
     process = runs.run("train", *flags, "--workdir=run")
     assert process.returncode == 2 and process.stdout == "" and process.stderr.count("\n") == 1
     told = "error: train: 3 of 4 examples have a fault: 1 not UTF-8, 1 no text, 1 control character. They are: "
