@@ -70,10 +70,10 @@ def resample(
 ) -> list[Scores]:
     """`score` of one system or more, with how sure it is: bootstrap resampling of sentences. Koehn 2004.
 
-    Sentences are drawn with replacement, as many as there are, `bootstrap` times. Of a system after the first, which is
-    the baseline, p says how likely chance alone makes so large a difference, either way: approximate randomisation,
-    which `bootstrap` times gives either system each sentence of the two by a coin (Riezler 2005; the paired bootstrap's
-    p is too low, of equal systems in a tenth of all cases under 0.05).
+    Sentences are drawn with replacement, as many as there are, `bootstrap` times, the same for every system. Of a
+    system after the first, which is the baseline, p says how likely chance alone makes so large a difference, either
+    way: approximate randomisation, which `bootstrap` times gives either system each sentence of the two by a coin
+    (Riezler 2005; the paired bootstrap's p is too low, of equal systems in a tenth of all cases under 0.05).
     All resamples are in memory at once: of chrF 72 bytes for each sentence of each.
 
     Raises:
@@ -86,14 +86,19 @@ def resample(
     references = [list(texts) for texts in references]
     named = [(str(number), list(hypotheses)) for number, hypotheses in enumerate(systems)]
     found = [_resampled_matches(systems, references, bootstrap=bootstrap, seed=seed)]
-    test = {"test_type": "bs"} if len(systems) == 1 else {"test_type": "ar", "n_ar_confidence": bootstrap}
     signatures = {}
     for name, metric in _metrics(tokenized).items():
+        options = {"metrics": {name: metric}, "references": references, "n_samples": bootstrap}
         with _seed_of_sacrebleu(seed):
-            signed, rows = PairedTest(named, {name: metric}, references, n_samples=bootstrap, **test)()
-        ((title, signature),) = signed.items()
+            alone = [PairedTest([system], test_type="bs", **options)() for system in named]
+            tested = PairedTest(named, test_type="ar", **options)()[1] if len(named) > 1 else None
+        ((title, signature),) = alone[0][0].items()
+        if tested:
+            signature.update("ar", bootstrap)
         signatures[name] = str(signature)
-        found.append([(name, row.score, (row.mean, row.ci), row.p_value) for row in rows[title]])
+        rows = [scores[title][0] for _, scores in alone]
+        p_values = [row.p_value for row in tested[title]] if tested else [None]
+        found.append([(name, row.score, (row.mean, row.ci), p) for row, p in zip(rows, p_values, strict=True)])
     systems_found = list(zip(*found, strict=True))
     baseline = {name: value for name, value, _, _ in systems_found[0]}
     return [

@@ -200,6 +200,7 @@ def test_what_is_minimised_and_measured_is_of_the_masked_tokens_and_the_length()
 def test_evaluating_masks_a_text_the_same_in_any_batch_and_a_step_others_by_its_number_and_seed():
     measure = jax.jit(functools.partial(step_lib.eval_step, model=built()[0]))
     measured = jax.device_get(measure(built()[1], BATCH))
+    assert jax.device_get(measure(built()[1], BATCH)) == measured
     turned = {name: x if name == "row" else x[::-1] for name, x in BATCH.items()}
     for name, sums in jax.device_get(measure(built()[1], turned)).items():
         np.testing.assert_allclose(sums, measured[name], rtol=1e-5, err_msg=name)

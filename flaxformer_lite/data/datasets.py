@@ -131,9 +131,8 @@ class Dataset:
 
     def shared(self, one: str, other: str) -> int:
         """How many examples two splits, or slices of them, have in common."""
-        ranges = [
-            [(name, skip, skip + take) for name, skip, take, *_ in self.reader(split).files] for split in (one, other)
-        ]
+        parts = [self._builder.info.splits[split].file_instructions for split in (one, other)]
+        ranges = [[(part.filename, part.skip, part.skip + part.take) for part in of_split] for of_split in parts]
         return sum(
             max(0, min(end, end_of_other) - max(begin, begin_of_other))
             for name, begin, end in ranges[0]

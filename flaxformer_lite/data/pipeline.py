@@ -271,7 +271,7 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
 
     Raises:
       ValueError: a split is missing, has no labels, or holds nothing to train on, or the tokenizer is of other text.
-        Of several processes in all, if only up to where they wait for each other; after that in the one.
+        What one of several processes raises before they have waited for each other for the last time, all raise.
     """
     splits = {role: getattr(config.data, f"{role}_split") for role in ROLES}
 
