@@ -315,6 +315,36 @@ def test_a_damaged_newest_checkpoint_is_named_and_set_aside_and_the_one_before_i
     assert not caplog.records
 
 
+def test_what_is_left_of_reads_that_were_given_up_is_not_told(tmp_path, monkeypatch, caplog):
+    """Of arrays that many devices share each part is read for itself, and the rest given up when one is damaged."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(str(args.exc_value)))
+    checkpoint.hush_remains.cache_clear()
+    mesh = parallel.make_mesh(8)
+    shared = jax.NamedSharding(mesh, jax.P("data"))
+    params = {f"w{number}": jax.random.normal(jax.random.key(number), (64, 33)) for number in range(20)}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"params": jax.device_put(params, shared)}, {"step": 1})
+    checkpoints.wait()
+    for path in (tmp_path / "1" / "params" / "ocdbt.process_0" / "d").iterdir():
+        data = path.read_bytes()
+        path.write_bytes(bytes(byte ^ 1 for byte in data[: len(data) // 40]) + data[len(data) // 40 :])
+    held = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shared), params)
+    with pytest.raises(ValueError, match=r"damaged checkpoint: .*decompress"):
+        checkpoints.restore(1, {"params": held})
+    checkpoints.close()
+    gc.collect()
+    assert not told and not caplog.records
+
+    class Unhappy:
+        def __del__(self):
+            raise ValueError("as it goes")
+
+    Unhappy()
+    assert told == ["as it goes"]  # anything else is told as ever
+    checkpoint.hush_remains.cache_clear()
+
+
 def test_any_single_flipped_byte_of_an_array_file_is_found_or_harmless(folder):
     """Some bytes of a file carry no data; whatever is restored is what was saved."""
     path = array_files(folder / "5")[0]

@@ -1,10 +1,13 @@
 """Steps compiled in the background: each shape once, the one that is waited for next, and their memory told."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import pytest
 import runs
 
+from flaxformer_lite import agreement
 from flaxformer_lite.config import Config
 from flaxformer_lite.training import memory, parallel
 from flaxformer_lite.training.interrupt import Background
@@ -30,10 +33,14 @@ def count(state, batch):
     return state + batch["target"].sum(), {"loss": batch["source"].sum()}
 
 
+def wait(future):
+    return future.result(60)
+
+
 @pytest.fixture
 def programs():
     with Background() as thread:
-        yield Programs(Config(), Compiler(), count, jax.ShapeDtypeStruct((), jnp.int32), thread)
+        yield Programs(Config(), Compiler(), count, jax.ShapeDtypeStruct((), jnp.int32), thread, wait)
 
 
 def batch(shape):
@@ -45,7 +52,7 @@ def test_each_shape_is_compiled_once_and_runs_on_batches_of_its_own(programs):
     programs.start_all(SHAPES)
     programs.start_all(SHAPES[1:])
     for shape in SHAPES:
-        state, _ = programs.next(shape).result(60)(jnp.int32(2), batch(shape))
+        state, _ = programs.get(shape)(jnp.int32(2), batch(shape))
         assert int(state) == 2 + shape[0] * shape[1]
     assert sorted(programs._mode.compiled) == SHAPES
     assert len(programs.futures()) == len(SHAPES)
@@ -58,27 +65,37 @@ def test_what_is_waited_for_is_compiled_before_what_was_asked_for_earlier(progra
         while not begun:  # until the others stand in line
             pass
 
-    busy = programs.compile_next(first)
+    programs._thread.submit(first)
     programs.start_all(SHAPES)
-    last = programs.next(SHAPES[-1])
-    begun.append(True)
-    busy.result(60), last.result(60)
+    threading.Timer(0.2, begun.append, [True]).start()
+    programs.get(SHAPES[-1])
     assert programs._mode.compiled[0] == SHAPES[-1]
+
+
+def test_processes_meet_before_a_program_runs_first(programs, monkeypatch):
+    met = []
+    monkeypatch.setattr(agreement, "barrier", lambda name: met.append(list(programs._mode.compiled)))
+    for _ in range(3):
+        programs.get(SHAPES[0])
+        programs.get(SHAPES[1])
+    assert met == [SHAPES[:1], SHAPES[:2]]  # each was compiled by then
+    assert programs.get_other(lambda: len(met)) == 2
+    assert len(met) == 3
 
 
 def test_the_memory_of_the_largest_step_is_told_once_when_all_are_compiled(programs, capfd):
     programs.start_all(SHAPES)
     for future in programs.futures():
         future.result(60)
-    programs.next(SHAPES[0])
-    programs.next(SHAPES[1])
+    programs.get(SHAPES[0])
+    programs.get(SHAPES[1])
     err = capfd.readouterr().err
     assert err.count("memory of a device") == 1
     assert "batch of 13 x 17" in err and "batch of 3 x 5" not in err
 
 
 def test_a_lack_of_memory_is_explained_by_what_takes_it_and_other_errors_stay_what_they_are(programs):
-    programs.next(SHAPES[0]).result(60)
+    programs.get(SHAPES[0])
     explained = programs.explained(RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nmore"))
     assert isinstance(explained, memory.OutOfMemory)
     first, *table, advice = str(explained).splitlines()
@@ -90,9 +107,9 @@ def test_a_lack_of_memory_is_explained_by_what_takes_it_and_other_errors_stay_wh
 
 def test_what_does_not_compile_says_so_to_whoever_waits(programs):
     state = jax.ShapeDtypeStruct((), jnp.int32)
-    broken = Programs(Config(), Compiler(), lambda state, batch: 1 / 0, state, Background())
+    broken = Programs(Config(), Compiler(), lambda state, batch: 1 / 0, state, Background(), wait)
     with pytest.raises(ZeroDivisionError):
-        broken.next(SHAPES[0]).result(60)
+        broken.get(SHAPES[0])
     assert "out of memory" in str(broken.explained(RuntimeError("RESOURCE_EXHAUSTED: no")))
 
 

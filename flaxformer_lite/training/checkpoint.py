@@ -6,8 +6,11 @@ before it is used.
 """
 
 import contextlib
+import functools
+import inspect
 import logging
 import math
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -38,6 +41,24 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@functools.cache
+def hush_remains() -> None:
+    """From now on nothing is said of the reads that Orbax gives up when one has failed: hundreds, a page about each.
+
+    They are coroutines, which complain as they are thrown away, answers that find their event loop closed, and
+    errors that nobody asks for, since the first was enough.
+    """
+    of_others = sys.unraisablehook
+
+    def of_all(args: Any) -> None:
+        of_orbax = inspect.iscoroutine(args.object) and "orbax" in args.object.cr_code.co_filename
+        if not (of_orbax or str(args.exc_value) == "Event loop is closed"):
+            of_others(args)
+
+    sys.unraisablehook = of_all
+    logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
 
 
 Place = tuple[tuple[int, int], ...]  # of a part of an array: where it begins and ends along each dimension
@@ -148,12 +169,16 @@ def _read(folder: Path, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[st
     items["record"] = ocp.args.JsonRestore()
     process = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
+    hush_remains()
     try:
         with _quiet(), ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone) as reader:
             read = reader.restore(folder, args=ocp.args.Composite(**items))
         return {name: read[name] for name in like}, read["record"]
     except Exception as error:  # whatever a damaged file makes a reader raise
-        reason = str(error).strip().split(" See full TensorStore")[0].splitlines() or [type(error).__name__]
+        cause = error
+        while cause.__cause__:
+            cause = cause.__cause__
+        reason = str(cause).strip().splitlines() or [type(cause).__name__]
         raise ValueError(f"{folder}: damaged checkpoint: {reason[0]:.200}") from error
 
 

@@ -94,7 +94,7 @@ def _train(
     train_step, initial_state = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
     state_shapes = jax.eval_shape(initial_state)
     sharding.check(state_shapes.params, mesh)
-    programs = Programs(config, mode, train_step, state_shapes, compiler)
+    programs = Programs(config, mode, train_step, state_shapes, compiler, wait)
 
     # Where it starts: at the newest checkpoint, or at step 0, which may have weights from elsewhere and nothing else.
     scores: dict[int, float] = {}  # of each evaluated step, higher is better
@@ -122,8 +122,7 @@ def _train(
     state = _with_weights(state, state_shapes, checkpoints, mode) if imported else state
 
     stop = StopTogether(interrupt, mesh)
-    compile_with = lambda compile: wait(programs.compile_next(compile))  # noqa: E731
-    options = {"label_names": data.label_names, "compile_with": compile_with, "between_batches": stop.now}
+    options = {"label_names": data.label_names, "compile_with": programs.get_other, "between_batches": stop.now}
     evaluator = evaluate.Evaluator(transformer.build_model(config.model), config, mode, data.tokenizer, **options)
     writer = writers.MetricsWriter(paths.logs, started=started, enabled=chief, publish=paths.publish_logs)
     progress = writers.Progress(done, config.train.num_steps, enabled=chief)
@@ -178,7 +177,7 @@ def _train(
             if early_stop(scores, config.train.patience):
                 break
             with meter.paused():
-                run_step = wait(programs.next(data.train.plan.shape(done)))
+                run_step = programs.get(data.train.plan.shape(done))
             state, sums = run_step(state, batch)
             done += 1
             if unsettled:  # only now, with the next step on its way

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from flaxformer_lite import agreement
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.training import memory, report
@@ -15,18 +16,32 @@ Shape = tuple[int, int]  # rows and length of a batch
 
 
 class Programs:
-    """One program a shape, each compiled once, in the order in which they are asked for."""
+    """One program a shape, each compiled once, in the order in which they are asked for.
 
-    def __init__(self, config: Config, mode: MeshMode | PmapMode, step: Callable, state: Any, thread: Background):
+    Processes that share a program meet before it runs for the first time: on CPUs those that are ready half a minute
+    before the others would give up.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mode: MeshMode | PmapMode,
+        step: Callable,
+        state: Any,
+        thread: Background,
+        wait: Callable[[Future], Any],
+    ):
         """
         Args:
           step: `train_step` of the state and a batch.
           state: shapes and types of the state.
           thread: what compiles.
+          wait: returns a future's result, or raises if there is a reason to stop.
         """
         self._config, self._mode, self._step, self._state = config, mode, step, state
-        self._thread = thread
+        self._thread, self._wait = thread, wait
         self._of_shape: dict[Shape, Future] = {}
+        self._shared: set[Shape] = set()  # those that all processes have
         self._told = False
 
     def start(self, shape: Shape) -> Future:
@@ -42,12 +57,16 @@ class Programs:
         for shape in shapes:
             self.start(shape)
 
-    def next(self, shape: Shape) -> Future:
+    def get(self, shape: Shape) -> Callable:
         """The program for `shape`, which is compiled next if it is not yet."""
         if not self._told and self._of_shape and all(program.done() for program in self.futures()):
             self._told = True
             self._tell()
-        return self._thread.hurry(self.start(shape))
+        program = self._wait(self._thread.hurry(self.start(shape)))
+        if shape not in self._shared:
+            agreement.barrier(f"all have compiled the step of {shape}")
+            self._shared.add(shape)
+        return program
 
     def _tell(self) -> None:
         """Says what the largest step takes of a device, if it can be known."""
@@ -55,9 +74,11 @@ class Programs:
             largest = max(known, key=lambda each: known[each].total)
             report.say(memory.table({largest: known[largest]}, self._mode.mesh.local_devices[0]))
 
-    def compile_next(self, compile: Callable[[], Any]) -> Future:
-        """Another program, as what evaluates, compiled next."""
-        return self._thread.hurry(self._thread.submit(compile))
+    def get_other(self, compile: Callable[[], Any]) -> Any:
+        """Another program, as what evaluates, which `compile` makes next."""
+        program = self._wait(self._thread.hurry(self._thread.submit(compile)))
+        agreement.barrier("all have compiled another program")
+        return program
 
     def futures(self) -> list[Future]:
         """All programs up to now."""
