@@ -1,11 +1,12 @@
 """Decoding speed at the size of the paper's base model, beside two engines: Marian in Transformers, and CTranslate2.
 
 Random weights, float32, 32 sentences of 20 source tokens, exactly 32 new tokens each, greedy and with a beam of 4. The
-runs of all engines are interleaved, so that whatever else the machine does meets all of them. Ours splits the batch
-over two CPU devices where --devices says so, CTranslate2 over two workers; Marian has all threads.
+runs of all engines are interleaved, so that whatever else the machine does meets all of them. Ours is measured on one
+CPU device, and on two that share the sentences or the model (`tensor`); CTranslate2 has a worker for each thread, with
+its share of the sentences, and Marian all threads.
 
     pip install -e '.[bench]' && python benchmarks/decode.py
-    python benchmarks/decode.py --only=ours
+    python benchmarks/decode.py --only=ours --devices=1
 """
 
 import argparse
@@ -30,8 +31,8 @@ def sources() -> np.ndarray:
     return np.random.default_rng(0).integers(4, V - 1, size=(SENTENCES, SOURCE)).astype(np.int32)
 
 
-def ours(devices: int) -> Engine:
-    """This package, each of `devices` CPU devices with its share of the sentences."""
+def ours(data: int, tensor: int) -> Engine:
+    """This package, on groups of `tensor` CPU devices which share the model, each with its share of the sentences."""
     import jax
 
     from flaxformer_lite.config import DecodeConfig, ModelConfig
@@ -40,9 +41,9 @@ def ours(devices: int) -> Engine:
     from flaxformer_lite.training import parallel
 
     model, ids = build_model(ModelConfig(vocab_size=V)), sources()
-    mesh = parallel.make_mesh(devices)
-    init = jax.jit(model.init)
-    params = parallel.replicate(init(jax.random.key(0), ids[:1], ids[:1])["params"], mesh)
+    mesh = parallel.make_mesh(data, tensor=tensor)
+    init = lambda: model.init(jax.random.key(0), ids[:1], ids[:1])["params"]  # noqa: E731
+    params = parallel.MeshMode(mesh).make_state(init)
 
     def decode(beams: int) -> Callable[[], int]:
         method = {"method": "beam", "beam_size": beams} if beams > 1 else {"method": "greedy"}
@@ -144,13 +145,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7, help="timed runs of each")
     parser.add_argument("--only", choices=["ours"], help="this one alone")
-    parser.add_argument("--devices", type=int, default=1, help="CPU devices of ours")
+    parser.add_argument("--devices", type=int, default=2, help="CPU devices of ours")
     arguments = parser.parse_args()
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=" + str(
         arguments.devices
     )
     with tempfile.TemporaryDirectory() as folder:
-        engines = {"ours": ours(arguments.devices)}
+        engines = {"ours": ours(1, 1)}
+        if (many := arguments.devices) > 1:
+            engines |= {f"ours, {many} devices": ours(many, 1), f"ours, {many} devices, tensor": ours(1, many)}
         if arguments.only is None:
             engines |= {"Marian": marian(Path(folder)), "CTranslate2": ctranslate2(Path(folder))}
         seconds = measure(engines, arguments.repeats)

@@ -61,15 +61,16 @@ def load(
     average: str | None = None,
     parameters: str | None = None,
     ensemble: str | Path | Sequence[str | Path] = (),
+    tensor: int = 1,
 ) -> Classifier:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
     Args:
-      average, parameters, ensemble: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints, and
-        an ensemble other runs that decide together with this one.
+      average, parameters, ensemble, tensor: as `trained.load` takes them; an average is 'last:5' or 'best:5'
+        checkpoints, an ensemble other runs that decide together with this one, and a model lies on `tensor` devices.
 
     Raises:
       ValueError: the folder holds no run, no checkpoint that can be read, or no classifier.
     """
-    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble}
+    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
     return Classifier(trained.load(workdir, command="classify", architecture="encoder_classifier", **chosen))

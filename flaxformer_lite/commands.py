@@ -11,7 +11,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.data.line_windows import WINDOW
 from flaxformer_lite.line_job import LineJob
-from flaxformer_lite.model_flags import decode_given, define_decode, define_ensemble, define_model, listed, model_given
+from flaxformer_lite.model_flags import decode_given, define_decode, define_model, define_together, listed, model_given
 from flaxformer_lite.places import in_bucket, place
 from flaxformer_lite.training.accelerators import ACCELERATORS
 
@@ -187,7 +187,7 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
         _define_resampling(values)
         define_decode(values)
         define_model(values)
-        define_ensemble(values)
+        define_together(values)
 
     usage = "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
@@ -243,7 +243,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flags.DEFINE_enum("long", "refuse", ["refuse", "split"], long, flag_values=values)
         define_decode(values)
         define_model(values)
-        define_ensemble(values)
+        define_together(values)
 
     usage = "usage: translate --workdir=W [--input=F] [--output=F] [--long=split] [--method=beam --n_best=N ...]"
     values = command_line.parse(arguments, define, usage=usage)
@@ -258,7 +258,7 @@ def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:
     def define(values: flags.FlagValues) -> None:
         _define_job(values)
         define_model(values)
-        define_ensemble(values)
+        define_together(values)
 
     values = command_line.parse(arguments, define, usage="usage: classify --workdir=W [--input=F] [--output=F]")
     return ClassifyRequest(_required_workdir(values), _job(values), model_given(values))
@@ -297,7 +297,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
         flags.DEFINE_string("output", None, "where to write; default: standard output", flag_values=values)
         define_decode(values)
         define_model(values)
-        define_ensemble(values)
+        define_together(values)
 
     usage = "usage: generate --workdir=W [--prompt=TEXT] [--count=N] [--method=sample --temperature=0.8 --seed=1 ...]"
     values = command_line.parse(arguments, define, usage=usage)

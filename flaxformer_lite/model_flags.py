@@ -1,4 +1,4 @@
-"""Flags that several commands share: which parameters of a run are used, and how texts are written."""
+"""Flags that several commands share: which parameters of a run are used, where they lie, and how texts are written."""
 
 from collections.abc import Sequence
 
@@ -43,21 +43,24 @@ def define_model(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("parameters", None, ["raw", "ema"], kinds, flag_values=values)
 
 
-def define_ensemble(values: flags.FlagValues) -> None:
-    """Which runs decide together."""
+def define_together(values: flags.FlagValues) -> None:
+    """Which runs decide together, and how many devices hold each of their models together."""
+    devices = "devices that hold a model between them, each a part; 1: each holds all, and has texts of its own"
+    flags.DEFINE_integer("tensor", None, devices, lower_bound=1, flag_values=values)
     others = "folders of other runs, whose models decide together with this one's: the mean of their probabilities"
     flags.DEFINE_multi_string("ensemble", None, others, flag_values=values)
 
 
 def model_given(values: flags.FlagValues) -> dict[str, object]:
-    """`average`, `parameters` and `ensemble`, if they were given.
+    """`average`, `parameters`, `ensemble` and `tensor`, if they were given.
 
     Raises:
       ValueError: an average that is none, or an ensemble of nothing.
     """
     if values.average not in (None, "none"):
         config_lib.parse_average("--average", values.average)
-    given = {name: values[name].value for name in ("average", "parameters") if values[name].value is not None}
+    names = [name for name in ("average", "parameters", "tensor") if name in values]
+    given = {name: values[name].value for name in names if values[name].value is not None}
     if "ensemble" not in values or values.ensemble is None:
         return given
     others = listed(values.ensemble)

@@ -21,7 +21,7 @@ from flaxformer_lite.fields import OWN_TEXT
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.places import place
-from flaxformer_lite.training import checkpoint, metrics, parallel, step, writers
+from flaxformer_lite.training import checkpoint, metrics, parallel, sharding, step, writers
 from flaxformer_lite.training.checkpoint import Checkpoints
 
 ROWS = 64  # texts classified at once
@@ -79,7 +79,7 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The best model of a run, or of several that decide together: whole on each device of `mesh`."""
+    """The best model of a run, or of several that decide together, as it lies on `mesh`."""
 
     config: Config
     tokenizer: Tokenizer | MarianTokenizer
@@ -152,6 +152,7 @@ def load(
     average: str | None = None,
     parameters: str | None = None,
     ensemble: str | Path | Sequence[str | Path] = (),
+    tensor: int = 1,
 ) -> Trained:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
@@ -161,14 +162,16 @@ def load(
         them as there are so far.
       parameters: 'raw', or 'ema', their moving average; None: 'ema' if the run keeps one.
       ensemble: other runs whose models decide together with this one's, chosen in the same way; see `together`.
+      tensor: so many devices hold a model between them, as `parallel.tensor` splits it in training; with 1 each holds
+        all of it. Texts are shared out between as many such groups as there are.
 
     Raises:
       ValueError: the folder holds no run, or no checkpoint that can be read, or a model of another shape; fewer
         checkpoints are kept than are to be averaged, or the run keeps no moving average; or models that cannot decide
-        together.
+        together; or `tensor` devices cannot share a model, or are not there.
     """
     options = {"command": command, "architecture": architecture, "average": average, "parameters": parameters}
-    run = _load(workdir, **options)
+    run = _load(workdir, tensor=tensor, **options)
     runs = {str(workdir): run}
     for other in map(str, [ensemble] if isinstance(ensemble, str | os.PathLike) else ensemble):
         if other in runs:
@@ -240,9 +243,10 @@ def _load(
     architecture: str | None,
     average: str | None,
     parameters: str | None,
+    tensor: int = 1,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Trained:
-    """`load` of one run; `mesh`: None: over as many devices as its batches allow."""
+    """`load` of one run; `mesh`: None: over as many devices as its batches allow, `tensor` for each part of them."""
     paths = workdir_lib.Workdir(place(workdir))
     config = workdir_lib.read_config(paths.path)
     if architecture not in (None, config.model.architecture):
@@ -255,15 +259,17 @@ def _load(
     # What computed attention then may not exist here, and is no part of what was learned.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
     model = transformer.build_model(config.model)
-    mesh = mesh or parallel.widest_mesh(config.data.rows_multiple)
+    shapes = step.param_shapes(model)
+    mesh = mesh or parallel.widest_mesh(config.data.rows_multiple, tensor)
+    sharding.check(shapes, mesh, section="")
     checkpoints, metric = None, config.train.best_metric
     if paths.checkpoints.is_dir():
         scores = writers.validation_scores(paths.metrics, lambda values: metrics.score(values, metric))
         checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=schedule(config), read_only=True)
     if checkpoints is None or not checkpoints.steps():
         raise ValueError(f"{workdir}: there is no checkpoint yet; train this run first.")
-    shapes = parallel.whole_on(mesh, step.param_shapes(model))
-    params, record, origin = restore(checkpoints, shapes, config, average=average, parameters=parameters)
+    held = parallel.MeshMode(mesh).held(shapes)
+    params, record, origin = restore(checkpoints, held, config, average=average, parameters=parameters)
     checkpoints.close()
     if record["tokenizer"] != tokenizer.fingerprint:  # so the ids of one are not the ids of the other
         raise ValueError(f"{paths.tokenizer}: this is not the tokenizer that step {origin.step} was trained with.")
@@ -330,5 +336,5 @@ def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:
 
 def make_decoder(model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options) -> Decoder:
     """A `Decoder` that splits its batches over the devices of `mesh`."""
-    sharding = parallel.decoding_shardings(mesh)
-    return Decoder(model, config.decode, rows_multiple=mesh.size, sharding=sharding, **options)
+    layout = parallel.decoding_shardings(mesh)
+    return Decoder(model, config.decode, rows_multiple=mesh.size, sharding=layout, **options)

@@ -150,19 +150,20 @@ def load(
     average: str | None = None,
     parameters: str | None = None,
     ensemble: str | Path | Sequence[str | Path] = (),
+    tensor: int = 1,
     **decode: object,
 ) -> Translator:
     """The best model of a finished or half-finished run; without an evaluation yet, the newest.
 
     Args:
-      average, parameters, ensemble: as `trained.load` takes them; an average is 'last:5' or 'best:5' checkpoints, and
-        an ensemble other runs that decide together with this one.
+      average, parameters, ensemble, tensor: as `trained.load` takes them; an average is 'last:5' or 'best:5'
+        checkpoints, an ensemble other runs that decide together with this one, and a model lies on `tensor` devices.
       decode: fields of `DecodeConfig` to use in place of the run's own.
 
     Raises:
       ValueError: the folder holds no run, no checkpoint that can be read, or a model that does not translate; or a
         field is wrong.
     """
-    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble}
+    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
     run = trained.load(workdir, command="translate", architecture="encoder_decoder", **chosen)
     return Translator(trained.with_decode(run, decode))

@@ -414,6 +414,17 @@ def test_runs_that_cannot_decide_together_are_refused_by_name(refused, finished_
     assert words.format(**names) in said
 
 
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--tensor=9", "tensor: expected 1 to 8, the devices that there are, got 9; JAX_NUM_CPU_DEVICES=2 makes two"),
+        ("--tensor=5", "error: tensor: 5 devices cannot share the parameter "),
+    ],
+)
+def test_devices_that_cannot_share_a_model_are_refused(refused, finished_run, flag, words):
+    assert words in refused("translate", f"--workdir={finished_run}", flag)
+
+
 def test_an_unknown_split_of_evaluate_is_refused(refused, finished_run):
     assert "no split 'dev'" in refused("evaluate", f"--workdir={finished_run}", "--split=dev")
 

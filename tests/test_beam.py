@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -249,10 +250,29 @@ def test_the_penalty_is_one_for_one_token_and_grows_with_the_power_alpha():
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])
-@pytest.mark.parametrize("length", [7, 127, 3001, 4096, 5000])
-def test_the_highest_of_a_long_row_are_found_in_its_blocks_as_in_the_whole_row(length, k):
-    rng = np.random.default_rng(length)
-    rows = [rng.normal(size=length), rng.integers(0, 3, length), np.full(length, -np.inf), np.arange(length)]
+@pytest.mark.parametrize("shape", [(1, 7), (1, 3001), (1, 4096), (4, 127), (4, 640), (7, 1000), (200, 5)])
+def test_the_highest_of_many_are_found_in_their_blocks_as_among_them_all(shape, k):
+    W, V = shape
+    rng = np.random.default_rng(V)
+    rows = [rng.normal(size=W * V), rng.integers(0, 3, W * V), np.full(W * V, -np.inf), np.arange(W * V)]
     x_BX = jnp.asarray(np.stack(rows), jnp.float32).at[0, ::2].set(-jnp.inf)
-    for found, expected in zip(beam.top_k_of_row(x_BX, k), jax.lax.top_k(x_BX, k), strict=True):
+    best_BK, place_BK = jax.lax.top_k(x_BX, k)
+    for found, expected in zip(
+        beam.top_k(x_BX.reshape(-1, W, V), k), (best_BK, place_BK // V, place_BK % V), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_devices_that_split_the_vocabulary_search_their_own_part_of_it_and_send_none_of_it():
+    """Only the maxima of blocks, and the few blocks that are chosen, go from one device to another."""
+    B, W, V, k = 2, 4, 16000, 4
+    mesh = jax.make_mesh((2,), ("tensor",), devices=jax.devices()[:2])
+    split = jax.NamedSharding(mesh, jax.P(None, None, "tensor"))
+    x_BWV = jnp.asarray(np.random.default_rng(0).normal(size=(B, W, V)), jnp.float32)
+    compiled = jax.jit(beam.top_k, static_argnums=1, in_shardings=split).lower(x_BWV, k).compile()
+    sent = re.findall(
+        r"= \w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)\(", compiled.as_text()
+    )
+    assert sent and max(math.prod(map(int, dims.split(","))) for dims in sent if dims) < B * W * V / 20
+    for found, expected in zip(compiled(jax.device_put(x_BWV, split)), beam.top_k(x_BWV, k), strict=True):
         np.testing.assert_array_equal(found, expected)

@@ -134,6 +134,13 @@ def test_every_command_on_a_run_takes_others_that_decide_with_it(parser):
             parser(["--workdir=w", f"--ensemble={nothing}"])
 
 
+@pytest.mark.parametrize("parser", [parse_evaluate, parse_generate, parse_translate, parse_classify])
+def test_every_command_on_a_run_takes_how_many_devices_share_a_model(parser):
+    assert parser(["--workdir=w", "--tensor=2"]).model == {"tensor": 2}
+    with pytest.raises(SystemExit):
+        parser(["--workdir=w", "--tensor=0"])
+
+
 def test_translating_and_classifying_read_and_write_files_or_the_standard_streams():
     for parser in (parse_translate, parse_classify):
         assert parser(["--workdir=w"])[:2] == (Path("w"), LineJob())

@@ -224,6 +224,33 @@ def test_runs_that_decide_together_translate_and_are_measured_as_one(finished_ru
     assert (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines() == expected
 
 
+SHARED = [
+    ("finished_run", translate, {"method": "greedy"}),
+    ("finished_run", translate, {"method": "beam", "beam_size": 3}),
+    ("finished_run", translate, {"method": "sample", "top_p": 0.9}),
+    ("finished_language_model", generate, {}),
+    ("finished_classifier", classify, {}),
+]
+
+
+@pytest.mark.parametrize(("run", "module", "options"), SHARED)
+def test_devices_that_share_a_model_answer_as_those_that_hold_all_of_it(
+    run, module, options, request, quickly_compiled
+):
+    workdir = request.getfixturevalue(run)
+    texts = ["Monday, 3 June 2024", "12 kilometers", "", "3:07"]
+    whole, shared = (module.load(workdir, tensor=devices, **options) for devices in (1, 2))
+    parts = [x.addressable_shards[0].data.size for x in jax.tree.leaves(shared.run.params)]
+    assert sum(parts) < 0.7 * sum(x.size for x in jax.tree.leaves(whole.run.params))
+    assert shared(texts) == whole(texts)
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_the_same_where_devices_share_the_model(finished_run, command):
+    lines = [command("evaluate", f"--workdir={finished_run}", *flag).splitlines() for flag in ([], ["--tensor=2"])]
+    assert lines[0] == lines[1]
+
+
 @pytest.mark.slow
 def test_evaluate_decodes_as_it_is_told_and_says_so(finished_run, finished_classifier, command, tmp_path, capfd):
     command("evaluate", f"--workdir={finished_run}", "--method=beam", "--beam_size=2", f"--output={tmp_path}")

@@ -101,8 +101,8 @@ def test_decoding_with_a_cache_gives_the_tokens_of_the_full_forward_in_any_batch
 
 def test_rows_over_devices_give_the_same_tokens(model, params, expected):
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-    shardings = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
-    params = jax.device_put(params, shardings[1])
+    rows, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    params, shardings = jax.device_put(params, whole), (rows, rows, whole)
     decoder = Decoder(model, GREEDY, rows=14, sharding=shardings)
     assert [ids.tolist() for ids in decoder(params, SOURCES)] == expected
 

@@ -223,6 +223,18 @@ def test_the_widest_mesh_is_the_largest_that_shares_the_rows_evenly(rows, device
     assert parallel.widest_mesh(rows).size == devices
 
 
+@pytest.mark.parametrize(("rows", "tensor", "shares"), [(8, 2, 4), (12, 2, 4), (7, 2, 1), (8, 3, 2), (8, 8, 1)])
+def test_groups_of_devices_that_share_a_model_share_the_rows_evenly(rows, tensor, shares):
+    mesh = parallel.widest_mesh(rows, tensor)
+    assert dict(mesh.shape) == {"data": shares, "fsdp": 1, "tensor": tensor}
+
+
+@pytest.mark.parametrize("tensor", [0, 9])
+def test_a_model_is_not_shared_by_more_devices_than_there_are(tensor):
+    with pytest.raises(ValueError, match=rf"^tensor: expected 1 to 8, .*, got {tensor}; JAX_NUM_CPU_DEVICES=2 makes"):
+        parallel.widest_mesh(8, tensor)
+
+
 @pytest.mark.parametrize(("devices", "rows", "microbatches"), [(8, 12, 1), (3, 8, 1), (4, 8, 4), (1, 8, 3)])
 def test_rows_that_devices_and_microbatches_cannot_share_are_an_error(devices, rows, microbatches):
     multiple = devices * microbatches

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 PAD = 0  # the token id that fills a row after its last token
 NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does not exist
-SMALL = 8  # blocks of fewer are not worth their maxima in `top_k_of_row`
+SMALL = 8  # blocks of fewer are not worth their maxima in `top_k`
+SHARES = 8  # so many devices, or a divisor, may share the blocks of `top_k`, where V allows it
 
 # What the log-probability of a text of `length` tokens, the end symbol among them, is divided by, before the power.
 PENALTIES = {
@@ -155,29 +156,36 @@ def _candidates(total_BWV: jax.Array, end: int) -> tuple[jax.Array, jax.Array, j
     An end that is not among the best W of all gets -inf: a beam holds W hypotheses, and it would not be one of them.
     The last two tell of each way that does not end which hypothesis it goes on from, and by which token.
     """
-    B, W, V = total_BWV.shape
+    _, W, V = total_BWV.shape
     end_BW = total_BWV[:, :, end]
     on_BWV = jnp.where(jnp.arange(V)[None, None] == end, NONE, total_BWV)
-    on_BW, place_BW = top_k_of_row(on_BWV.reshape(B, W * V), W)
+    on_BW, parent_BW, token_BW = top_k(on_BWV, W)
     worst_B1 = jax.lax.top_k(jnp.concatenate([end_BW, on_BW], axis=1), W)[0][:, -1:]
-    return jnp.where(end_BW >= worst_B1, end_BW, NONE), on_BW, place_BW // V, place_BW % V
+    return jnp.where(end_BW >= worst_B1, end_BW, NONE), on_BW, parent_BW, token_BW
 
 
-def top_k_of_row(x_BX: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k highest of each row, highest first, and where they stand: as `jax.lax.top_k`, and faster on long rows.
+def top_k(x_BWV: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The k highest of each (W, V), highest first, and where they stand, w and v: as `jax.lax.top_k`, only faster.
 
-    That sorts the row. But the k highest numbers stand in the k blocks with the highest maxima, so that only these need
-    be searched; with blocks of sqrt(X / k) there are as many numbers in them as there are blocks.
+    That sorts all of it. But the k highest numbers stand in the k blocks with the highest maxima, so that only these
+    need be searched; with blocks of sqrt(W V / k) there are as many numbers in them as there are blocks. A block is
+    part of one w, so that devices which share V, if it divides evenly, find the maxima of their own blocks.
     """
-    B, X = x_BX.shape
-    size = math.isqrt(X // k)
-    if size < SMALL:
-        return jax.lax.top_k(x_BX, k)
-    size = next((n for n in range(size, 2 * size) if X % n == 0), size)  # one that fills the row, or padding copies it
-    x_BMX = jnp.pad(x_BX, ((0, 0), (0, -X % size)), constant_values=-jnp.inf).reshape(B, -1, size)
-    block_BK = jnp.sort(top_k_of_row(x_BMX.max(axis=-1), k)[1], axis=-1)  # sorted: of equals the first comes first
-    best_BK, place_BK = top_k_of_row(_take(x_BMX, block_BK).reshape(B, k * size), k)
-    return best_BK, _take(block_BK, place_BK // size) * size + place_BK % size
+    B, W, V = x_BWV.shape
+    size = math.isqrt(W * V // k)
+    if size < SMALL or max(size, k) > V:  # -inf that fills a block could come before -inf of x
+        best_BK, place_BK = jax.lax.top_k(x_BWV.reshape(B, W * V), k)
+        return best_BK, place_BK // V, place_BK % V
+    fitting = [n for n in range(size, 2 * size) if V % n == 0]  # others need padding, which copies it all
+    size = next((n for n in fitting if V // n % SHARES == 0), (fitting or [size])[0])
+    x_BWMX = jnp.pad(x_BWV, ((0, 0), (0, 0), (0, -V % size)), constant_values=-jnp.inf).reshape(B, W, -1, size)
+    M = x_BWMX.shape[2]
+    block_BK = top_k(x_BWMX.max(axis=-1).reshape(B, 1, W * M), k)[2]
+    block_BK = jnp.sort(block_BK, axis=-1)  # of equals the first comes first
+    w_BK, m_BK = block_BK // M, block_BK % M
+    found_BKX = x_BWMX[jnp.arange(B)[:, None], w_BK, m_BK]
+    best_BK, number_BK, place_BK = top_k(found_BKX, k)
+    return best_BK, _take(w_BK, number_BK), _take(m_BK, number_BK) * size + place_BK
 
 
 def _take(x_BW: jax.Array, place_BK: jax.Array) -> jax.Array:

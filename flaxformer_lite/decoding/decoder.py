@@ -8,11 +8,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
-from flaxformer_lite.decoding.generate import best, continuation, fill_in, search, translation
+from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -45,18 +46,19 @@ class Decoder:
         *,
         rows: int | None = None,
         rows_multiple: int = 1,
-        sharding: tuple[jax.sharding.Sharding, jax.sharding.Sharding] | None = None,
+        sharding: tuple[Sharding, Sharding, Sharding] | None = None,
         compile_with: Callable[[Callable], Callable] = lambda compile: compile(),
     ):
         """
         Args:
           rows: inputs decoded at once; None: what `config.tokens_per_batch` holds, see `rows_for`.
           rows_multiple: the rows of a batch are a multiple of this, so that devices can share them.
-          sharding: of a batch of inputs, and of the outputs (whole in every process); None: on one device.
+          sharding: of a batch of inputs, of logits, and of the outputs (whole in every process); None: on one device.
           compile_with: runs a compilation, so that a caller can do it elsewhere and wait.
         """
         check_method(model.config, config)
-        self._model, self._config, self._sharding = model, config, sharding
+        self._model, self._config = model, config
+        self._batch_sharding, self._logits_sharding, self._output_sharding = sharding or (None, None, None)
         at_once = {"beam": config.beam_size, "mask_predict": config.length_candidates}.get(config.method, 1)
         options = {"tokens": config.tokens_per_batch // at_once, "multiple": rows_multiple}
         self._rows_for = functools.partial(rows_for, **options) if rows is None else lambda length, *, waiting: rows
@@ -154,9 +156,9 @@ class Decoder:
         return pad_rows(rows, padded_length(longest + 1, self.max_length), end=end)
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        if self._sharding is None:
+        if self._batch_sharding is None:
             return jnp.asarray(array)
-        return jax.make_array_from_callback(array.shape, self._sharding[0], lambda index: array[index])
+        return jax.make_array_from_callback(array.shape, self._batch_sharding, lambda index: array[index])
 
     def _compiled_for(self, params: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
@@ -166,10 +168,11 @@ class Decoder:
             longest = max(array.shape[1] for array in batch if array.ndim == 2)
             room = {"max_length": min(self.max_length, longest + self._config.max_extra_length)}
             method = functools.partial(best if n is None else functools.partial(search, n_best=n), **room)
-            decode = lambda params, *batch: method(make_task(params, *batch), self._config)  # noqa: E731
+            place = functools.partial(place_logits, config=self._config, sharding=self._logits_sharding)
+            decode = lambda params, *batch: method(place(make_task(params, *batch)), self._config)  # noqa: E731
             if self._config.method == "mask_predict":
                 fill = functools.partial(fill_in, self._model, self._config, **room)
                 decode = lambda params, source_BS, row_B: fill(params, source_BS)  # noqa: E731
-            jitted = jax.jit(decode, out_shardings=self._sharding and self._sharding[1])
+            jitted = jax.jit(decode, out_shardings=self._output_sharding)
             self._compiled[key] = self._compile_with(lambda: jitted.lower(params, *batch).compile())
         return self._compiled[key]

@@ -81,13 +81,31 @@ def continuation(model: nn.Module, config: DecodeConfig, params: dict, prompt_BP
     )
 
 
+def place_logits(task: Task, *, config: DecodeConfig, sharding: jax.sharding.Sharding | None) -> Task:
+    """`task`, whose logits lie as `sharding` says, if it is given: all of a row on one device.
+
+    Where devices split the vocabulary, each has a part of all rows. The highest of a row are soon found so, and greedy
+    and beam search leave them there; to draw from a row it may have to be sorted, for which it must be in one place.
+    """
+    if sharding is None or config.method != "sample":
+        return task
+
+    def next_logits(*arguments: Any, **beams: Any) -> tuple[jax.Array, Any]:
+        logits, cache = task.next_logits(*arguments, **beams)
+        return jax.lax.with_sharding_constraint(logits, sharding), cache
+
+    return task._replace(next_logits=next_logits)
+
+
 def constrain(config: DecodeConfig, logits: jax.Array, ids: jax.Array, index: jax.Array) -> jax.Array:
     """`logits` (..., V) with -inf for what may not follow the first `index` of `ids` (..., T), whatever the method."""
-    logits = sampling.forbid(logits, [PAD, BOS, UNK])  # no text holds them
+    none = [PAD, BOS, UNK]  # no text holds them
+    logits, end_may_be_last = sampling.forbid(logits, none), logits.shape[-1] <= len([*none, EOS])
     if config.no_repeat_ngram is not None:
-        logits = sampling.no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram)
+        logits, end_may_be_last = sampling.no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram), True
     if config.min_length:
-        logits = sampling.no_early_end(logits, index, min_length=config.min_length, end=EOS)
+        least = {"min_length": config.min_length, "may_be_last": end_may_be_last}
+        logits = sampling.no_early_end(logits, index, end=EOS, **least)
     return logits
 
 

@@ -21,13 +21,19 @@ def force(logits: jax.Array, token: jax.Array) -> jax.Array:
     return jnp.where(_ids_like(logits) == token[..., None], logits, -jnp.inf)
 
 
-def no_early_end(logits: jax.Array, length: jax.Array, *, min_length: int, end: int) -> jax.Array:
+def no_early_end(
+    logits: jax.Array, length: jax.Array, *, min_length: int, end: int, may_be_last: bool = True
+) -> jax.Array:
     """`logits` (..., V) with -inf for the end symbol after fewer than `min_length` tokens, unless nothing else is left.
 
-    `length`: the tokens so far.
+    Args:
+      length: the tokens so far.
+      may_be_last: whether it can be that nothing else is left; False spares a look at all logits.
     """
-    others = forbid(logits, [end])
-    return jnp.where((length < min_length) & (others > -jnp.inf).any(axis=-1, keepdims=True), others, logits)
+    others, too_short = forbid(logits, [end]), length < min_length
+    if may_be_last:
+        too_short &= (others > -jnp.inf).any(axis=-1, keepdims=True)
+    return jnp.where(too_short, others, logits)
 
 
 def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int) -> jax.Array:

@@ -93,7 +93,7 @@ def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[ja
         asked = " x ".join(f"{size} {axis}" for axis, size in sizes.items() if size > 1 or axis == DATA)
         what = f"{count} devices" if count == sizes[DATA] else f"{asked} = {count} devices"
         raise ValueError(f"config.parallel.data: {what} asked for, there are {len(devices)}; use -1 for all.")
-    if sizes[TENSOR] > 1 and jax.local_device_count() % sizes[TENSOR]:
+    if jax.process_count() > 1 and jax.local_device_count() % sizes[TENSOR]:
         raise ValueError(
             f"config.parallel.tensor: {sizes[TENSOR]} devices that work on the same rows belong to one process, and "
             f"each has {jax.local_device_count()}; choose a divisor of that."
@@ -101,9 +101,18 @@ def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[ja
     return jax.make_mesh(tuple(sizes.values()), AXES, devices=devices[:count], axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def widest_mesh(rows_multiple: int) -> Mesh:
-    """A mesh over as many devices as can share batches of `rows_multiple` rows evenly."""
-    return make_mesh(max(n for n in range(1, len(jax.devices()) + 1) if rows_multiple % n == 0))
+def widest_mesh(rows_multiple: int, tensor: int = 1) -> Mesh:
+    """A mesh over as many devices as can share batches of `rows_multiple` rows evenly, `tensor` for each share.
+
+    Raises:
+      ValueError: there are fewer than `tensor` devices.
+    """
+    count = len(jax.devices())
+    if not 1 <= tensor <= count:
+        more = "; JAX_NUM_CPU_DEVICES=2 makes two of a CPU" if jax.default_backend() == "cpu" else ""
+        raise ValueError(f"tensor: expected 1 to {count}, the devices that there are, got {tensor}{more}.")
+    data = max(n for n in range(1, count // tensor + 1) if rows_multiple % n == 0)
+    return make_mesh(data, tensor=tensor)
 
 
 def row_shards(mesh: Mesh) -> int:
@@ -266,9 +275,13 @@ class PmapMode:
 MODES = {"mesh": MeshMode, "pmap": PmapMode}
 
 
-def decoding_shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
-    """Of a batch to decode, split by rows over `mesh`, and of what comes out, whole everywhere."""
-    return NamedSharding(mesh, ROWS), NamedSharding(mesh, WHOLE)
+def decoding_shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding, NamedSharding]:
+    """Of a batch to decode and of logits, both split by rows over `mesh`, and of what comes out, whole everywhere.
+
+    A batch is split between devices that hold the same part of the model, logits between all.
+    """
+    batch, logits, output = (NamedSharding(mesh, spec) for spec in (ROWS, PartitionSpec(AXES), WHOLE))
+    return batch, logits, output
 
 
 def whole_on(mesh: Mesh, tree: Tree) -> Tree:

@@ -67,11 +67,12 @@ def of(tree: Tree, mesh: Mesh) -> Tree:
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def check(params: Tree, mesh: Mesh) -> None:
+def check(params: Tree, mesh: Mesh, *, section: str = "config.parallel.") -> None:
     """Raises ValueError unless every parameter has one rule, and the axes of `mesh` divide it evenly.
 
     Args:
       params: arrays, or their shapes.
+      section: what stands before the name of an axis where a user sets its size.
     """
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         name = _name(path)
@@ -87,7 +88,7 @@ def check(params: Tree, mesh: Mesh) -> None:
         for axis, size in zip(axes, x.shape, strict=True):
             if axis and size % mesh.shape[axis]:
                 raise ValueError(
-                    f"config.parallel.{axis}: {mesh.shape[axis]} devices cannot share the parameter {name} of shape "
+                    f"{section}{axis}: {mesh.shape[axis]} devices cannot share the parameter {name} of shape "
                     f"{x.shape} evenly: they do not divide {size}; choose a divisor, or change the model."
                 )
 
