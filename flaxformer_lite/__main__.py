@@ -103,16 +103,18 @@ def evaluate(arguments: Sequence[str]) -> int:
     if request.output and run.config.model.architecture != "encoder_decoder":
         raise ValueError("--output: goes with translations, and this run's model makes none to be kept.")
     output = request.output or workdir.Workdir(request.workdir).samples
+    run = trained.with_decode(run, request.decode)
+    what = {"run": request.workdir, "split": request.split, "config": run.config, "origin": run.origin}
     if run.config.model.architecture == "encoder_decoder":
         evaluate.check_folder(output)
-    run = trained.with_decode(run, request.decode)
+    if request.output:  # the run's own may have been copied with it
+        evaluate.check_unused(output, **what)
     measured = evaluate.evaluate_run(run, request.split, references=references, **request.resampling)
     intervals = measured.scores.intervals if measured.scores else None
     print(f"{request.workdir}, {request.split} split, {run.origin}\n{report.table(measured.values, intervals)}")
     if measured.note:
         print(measured.note)
-    what = {"split": request.split, "config": run.config, "origin": run.origin, "references": list(references)}
-    for path in evaluate.save(measured, output, **what):
+    for path in evaluate.save(measured, output, references=list(references), **what):
         print(path)
     return 0
 

@@ -22,9 +22,10 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer
-from flaxformer_lite.places import make_folder, why_unwritable, write_whole
+from flaxformer_lite.places import absolute, make_folder, why_unwritable, write_whole
 from flaxformer_lite.training import metrics, parallel, report, step
 
+SCORES = ".scores.json"  # what the names of files with scores end in
 SAMPLES = 8  # texts that a language model writes at an evaluation
 
 
@@ -206,10 +207,24 @@ def check_folder(folder: Path) -> None:
         raise ValueError(f"--output={folder}: cannot be written to: {reason}; name another folder.")
 
 
+def check_unused(folder: Path, *, run: Path, split: str, config: Config, origin: trained.Origin) -> None:
+    """Raises ValueError if `save` would write over what it wrote of another run."""
+    name = _name(split, config, origin)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name.startswith(f"{name}.") and path.name.endswith(SCORES):
+            try:
+                other = json.loads(path.read_text(encoding="utf-8"))["run"]
+            except (ValueError, KeyError):  # of before runs were named, or of something else
+                continue
+            if other != str(absolute(run)):
+                raise ValueError(f"--output={folder}: {path.name} there is of the run {other}; name another folder.")
+
+
 def save(
     measured: Measurement,
     folder: Path,
     *,
+    run: Path,
     split: str,
     config: Config,
     origin: trained.Origin,
@@ -220,6 +235,7 @@ def save(
     The names tell the split, the step and how it was decoded. A line end in a translation is written as a space.
 
     Args:
+      run: its folder.
       references: names of those in place of the split's own.
 
     Raises:
@@ -227,11 +243,12 @@ def save(
     """
     if measured.scores is None:
         return []
-    name = f"{urllib.parse.quote(split, safe='[]:%+')}.{origin.label}.{_method(config.decode)}"
+    name = _name(split, config, origin)
     against = "".join(f".{urllib.parse.quote(Path(each).name, safe='')}" for each in references)
-    texts, scores = folder / f"{name}.hypotheses.txt", folder / f"{name}{against}.scores.json"
+    texts, scores = folder / f"{name}.hypotheses.txt", folder / f"{name}{against}{SCORES}"
     intervals = measured.scores.intervals
     facts = {
+        "run": str(absolute(run)),
         "hypotheses": texts.name,
         "references": list(references) or "the split's own",
         "sentences": len(measured.hypotheses),
@@ -254,6 +271,11 @@ def save(
     except OSError as error:
         raise ValueError(f"--output={folder}: cannot be written to: {error.strerror}; name another folder.") from error
     return [texts, scores]
+
+
+def _name(split: str, config: Config, origin: trained.Origin) -> str:
+    """What the names of files begin with that tell of a measurement."""
+    return f"{urllib.parse.quote(split, safe='[]:%+')}.{origin.label}.{_method(config.decode)}"
 
 
 def _method(decode: DecodeConfig) -> str:

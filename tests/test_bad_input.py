@@ -1,5 +1,6 @@
 """Bad input ends with one line that says what was expected, exit code 2, and nothing left behind."""
 
+import json
 import os
 import shlex
 import shutil
@@ -423,6 +424,15 @@ def test_runs_that_cannot_decide_together_are_refused_by_name(refused, finished_
 )
 def test_devices_that_cannot_share_a_model_are_refused(refused, finished_run, flag, words):
     assert words in refused("translate", f"--workdir={finished_run}", flag)
+
+
+def test_scores_of_another_run_are_not_written_over(refused, finished_run, tmp_path):
+    (own,) = (finished_run / "samples").glob("*.scores.json")
+    facts = json.loads(own.read_text(encoding="utf-8")) | {"run": "/of/others"}
+    (tmp_path / own.name).write_text(json.dumps(facts))
+    said = refused("evaluate", f"--workdir={finished_run}", "--split=test", f"--output={tmp_path}")
+    assert f"--output={tmp_path}: {own.name} there is of the run /of/others; name another folder." in said
+    assert [path.name for path in tmp_path.iterdir()] == [own.name]
 
 
 def test_an_unknown_split_of_evaluate_is_refused(refused, finished_run):

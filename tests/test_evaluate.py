@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import json
 import math
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -194,8 +196,12 @@ MEASURED = evaluate.Measurement(
 
 def save(folder, measured=MEASURED, **changes):
     config = config_of("encoder_decoder", **changes.pop("decode", {}))
-    options = {"split": "test", "config": config, "origin": trained.Origin((48,)), **changes}
-    return evaluate.save(measured, folder, **options)
+    return evaluate.save(measured, folder, **of_run("a", config=config, **changes))
+
+
+def of_run(name, **changes):
+    config = config_of("encoder_decoder")
+    return {"run": Path(name), "split": "test", "config": config, "origin": trained.Origin((48,)), **changes}
 
 
 def test_translations_are_kept_one_a_line_beside_their_scores_and_what_they_are_of(tmp_path):
@@ -210,6 +216,7 @@ def test_translations_are_kept_one_a_line_beside_their_scores_and_what_they_are_
         "bleu": {"mean": 30.5, "plus_minus": 1.5}
     }
     assert (facts["hypotheses"], facts["sentences"], facts["references"]) == (texts.name, 3, "the split's own")
+    assert facts["run"] == str(Path.cwd() / "a")
     assert (facts["split"], facts["steps"], facts["parameters"], facts["average"]) == ("test", [48], "raw", None)
     assert facts["decode"]["temperature"] == 0.5
 
@@ -233,6 +240,21 @@ def test_what_differs_is_kept_in_files_of_other_names(tmp_path):
     texts, scores = save(tmp_path, references=["of/mine.txt", "more.txt"])
     assert texts.name in written and scores.name not in written
     assert json.loads(scores.read_text())["references"] == ["of/mine.txt", "more.txt"]
+
+
+def test_what_was_kept_of_another_run_is_not_written_over(tmp_path):
+    evaluate.check_unused(tmp_path / "new", **of_run("b"))
+    _, scores = save(tmp_path, references=["mine.txt"])
+    (tmp_path / f"{scores.name}.of-somebody{evaluate.SCORES}").write_text("else")
+    evaluate.check_unused(tmp_path, **of_run("a"))
+    evaluate.check_unused(tmp_path, **of_run("b", split="validation"))
+    words = f"--output={tmp_path}: {scores.name} there is of the run {Path.cwd() / 'a'}; name another folder."
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        evaluate.check_unused(tmp_path, **of_run("b"))
+    facts = json.loads(scores.read_text())
+    del facts["run"]  # as of before
+    scores.write_text(json.dumps(facts))
+    evaluate.check_unused(tmp_path, **of_run("b"))
 
 
 def test_where_nothing_was_translated_nothing_is_kept(tmp_path):

@@ -217,7 +217,7 @@ def _train(
     measured = evaluator.measure(mode.put_state(params), params, test)
     if chief:
         paths.write_sample("test.txt", measured.samples)
-        evaluate.save(measured, paths.samples, split="test", config=config, origin=origin)
+        evaluate.save(measured, paths.samples, run=paths.path, split="test", config=config, origin=origin)
         writer.write(origin.step, "test", measured.values, parameters=origin.remark)
         writer.close()
         report.say("\n".join(text for text in (report.closing_table(paths.log), measured.note) if text))
