@@ -1,8 +1,9 @@
 """Trains the default task with a causal and with a masked decoder, and measures how well and how fast each writes.
 
-Both have the default config's sizes, data and number of steps. Quality is of the validation split; speed is sentences a
-second over the first of its phrases, the median of runs in which the methods take turns, after one run each that is not
-counted. Runs that are there already are not trained again, so the command can be stopped and started anew.
+Both have the same sizes and data, and each the number of steps of its config, of which the masked one needs more.
+Quality is of the validation split; speed is sentences a second over the first of its phrases, the median of runs in
+which the methods take turns, after one run each that is not counted. Runs that are there already are not trained again,
+so the command can be stopped and started anew.
 
     python benchmarks/parallel_decoding.py --output=runs/parallel_decoding
 """
@@ -15,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flaxformer_lite import scoring, translate
+from flaxformer_lite import command_line, runtime, scoring, translate
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.training import writers
 
@@ -26,14 +27,16 @@ METHODS = [
     ("greedy", "causal", {"method": "greedy"}),
     ("beam 4", "causal", {"method": "beam", "beam_size": 4}),
     *(
-        (f"mask-predict, {T} iteration{'s' if T > 1 else ''}", "masked", {"method": "mask_predict", "iterations": T})
-        for T in (1, 4, 10)
+        (f"mask-predict, {C} length{'s' if C > 1 else ''}, {T} iteration{'s' if T > 1 else ''}", "masked", options)
+        for C, T in [(1, 1), (1, 4), (1, 10), (5, 4), (5, 10)]
+        for options in [{"method": "mask_predict", "length_candidates": C, "iterations": T}]
     ),
 ]
 
 
-def train(decoder: str, steps: int, seed: int, folder: Path) -> Path:
+def train(decoder: str, steps: int | None, seed: int, folder: Path) -> Path:
     """The workdir of one finished run."""
+    steps = steps or command_line.load_config(ROOT / "configs" / f"{CONFIGS[decoder]}.py").train.num_steps
     path = folder / f"{decoder}-{steps}-{seed}"
     flags = {
         "data.seed": seed,
@@ -64,13 +67,14 @@ def timed(translators: Sequence[translate.Translator], texts: Sequence[str], rep
 def main() -> None:
     """Trains what is missing, then prints a table with a line for each method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1600, help="updates of each run")
+    parser.add_argument("--steps", type=int, help="updates of each run; default: those of its config")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=7, help="timed runs of each method")
     parser.add_argument("--sentences", type=int, default=512, help="phrases of each timed run")
     parser.add_argument("--scored", type=int, help="validation phrases that are scored; default: all")
     parser.add_argument("--output", type=Path, default=Path("runs/parallel_decoding"), help="folder for runs")
     arguments = parser.parse_args()
+    runtime.start()
     workdirs = {name: train(name, arguments.steps, arguments.seed, arguments.output) for name in CONFIGS}
     translators = [translate.load(workdirs[decoder], **fields) for _, decoder, fields in METHODS]
     config = translators[0].run.config
@@ -84,7 +88,7 @@ def main() -> None:
         spread = f"{median:,.0f} ({min(rate):,.0f}-{max(rate):,.0f})"
         quality = [f"{100 * scores.values['exact_match']:.1f}", f"{scores.values['bleu']:.2f}"]
         rows.append([name, *quality, spread, f"{median / statistics.median(rates[0]):.2f}"])
-    print(f"{arguments.steps} steps, seed {arguments.seed}, {len(source):,} validation phrases")
+    print(f"{', '.join(path.name for path in workdirs.values())}; {len(source):,} validation phrases")
     print(writers.table(rows))
     print(f"BLEU: {found[0].signatures['bleu']}")
 

@@ -16,6 +16,7 @@ T, V, MASK, END = 8, 6, 3, 2
 # What each token at each place says of every place: what is likely there depends on all that is read.
 SAYS = 2 * np.random.default_rng(5).normal(size=(T, V, T, V)).astype(np.float32)
 SAYS[..., [0, MASK, END]] = -100  # neither is ever the likeliest
+LENGTH_LOG_PROB = -np.random.default_rng(6).exponential(size=(8, 3)).astype(np.float32)
 LENGTHS = [[3, 7, 4], [5, 0, 0], [0, 0, 0], [1, 2, 3], [6, 5, 7], [7, 6, 2], [4, 6, 5], [2, 7, 1]]
 
 
@@ -33,16 +34,17 @@ def predict(ids_BCT):
 
 
 @functools.partial(jax.jit, static_argnames=("iterations", "places"))
-def run(length_BC, *, iterations, places=T):
+def run(length_BC, log_prob_BC, *, iterations, places=T):
     def within(ids_BCT):
         wide = jnp.pad(ids_BCT, ((0, 0), (0, 0), (0, T - places)))
         return jax.tree.map(lambda x: x[..., :places], predict(wide))
 
-    return mask_predict.mask_predict(within, length_BC, iterations=iterations, max_length=places, mask=MASK, end=END)
+    options = {"iterations": iterations, "max_length": places, "mask": MASK, "end": END}
+    return mask_predict.mask_predict(within, length_BC, log_prob_BC, **options)
 
 
-def by_definition(length, iterations):
-    """The text of one length in lists, and its mean log-probability."""
+def by_definition(length, length_log_prob, iterations):
+    """The text of one length in lists, and its mean log-probability, that of the length counted in."""
     ids, log_prob = [MASK] * length, [0.0] * length
     for step in range(iterations):
         hidden = sorted(range(length), key=lambda i: log_prob[i])[: int(length * (iterations - step) / iterations)]
@@ -50,17 +52,18 @@ def by_definition(length, iterations):
         table = log_probabilities([*read, END] + [0] * (T - length - 1))
         for i in hidden:
             ids[i], log_prob[i] = int(table[i].argmax()), float(table[i].max())
-    return ids, sum(log_prob) / length
+    return ids, (sum(log_prob) + length_log_prob) / (length + 1)
 
 
 def candidates(iterations):
     """Of each row its texts by the definition, with their scores."""
-    return [[by_definition(length, iterations) for length in row if length] for row in LENGTHS]
+    rows = [zip(*row, strict=True) for row in zip(LENGTHS, LENGTH_LOG_PROB, strict=True)]
+    return [[by_definition(*length, iterations) for length in row if length[0]] for row in rows]
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 4, 10])
 def test_the_best_candidate_of_each_row_is_found_as_its_definition_finds_it(iterations):
-    ids_BT, score_B = run(jnp.array(LENGTHS), iterations=iterations)
+    ids_BT, score_B = run(jnp.array(LENGTHS), LENGTH_LOG_PROB, iterations=iterations)
     chosen = []
     for row, ids, score in zip(candidates(iterations), np.asarray(ids_BT), np.asarray(score_B), strict=True):
         if not row:
@@ -82,9 +85,10 @@ def test_more_iterations_find_other_texts_and_likelier_ones():
 
 def test_a_row_finds_the_same_whatever_shares_its_batch_and_however_many_places_there_are():
     lengths = [[3, 4], [5, 2], [0, 0], [1, 5]]
-    ids_BT, score_B = run(jnp.array(lengths), iterations=4)
-    for row, ids, score in zip(lengths, ids_BT, score_B, strict=True):
-        alone, its_score = run(jnp.array([row]), iterations=4, places=6)
+    log_prob = LENGTH_LOG_PROB[:4, :2]
+    ids_BT, score_B = run(jnp.array(lengths), log_prob, iterations=4)
+    for row, likely, ids, score in zip(lengths, log_prob, ids_BT, score_B, strict=True):
+        alone, its_score = run(jnp.array([row]), likely[None], iterations=4, places=6)
         assert alone[0].tolist() == ids[:6].tolist() and not ids[6:].any()
         np.testing.assert_allclose(its_score[0], score, atol=1e-6)
 
@@ -112,14 +116,17 @@ def test_the_least_probable_are_found_and_padding_never_is():
 def test_the_likeliest_lengths_are_those_within_bounds_likeliest_first(shortest):
     logits = np.random.default_rng(1).normal(size=(7, 13)).astype(np.float32)
     limit = [0, 1, 2, 4, 9, 12, 40]
-    found = np.asarray(likeliest_lengths(jnp.asarray(logits), shortest, jnp.array(limit), count=5))
-    assert found.shape == (7, 5)
+    found, log_prob = map(np.asarray, likeliest_lengths(jnp.asarray(logits), shortest, jnp.array(limit), count=5))
+    assert found.shape == log_prob.shape == (7, 5)
+    of_all = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     for row, most in enumerate(limit):
         allowed = range(max(1, min(shortest, most)), min(most, 12) + 1)
         expected = sorted(allowed, key=lambda n: -logits[row, n])[:5]
-        assert found[row].tolist() == expected + [0] * (5 - len(expected))
+        none = [0] * (5 - len(expected))
+        assert found[row].tolist() == expected + none
+        np.testing.assert_allclose(log_prob[row], [*of_all[row, expected], *none], atol=1e-5)
 
 
 def test_more_candidates_than_there_are_lengths_are_all_of_them():
-    found = likeliest_lengths(jnp.array([[9.0, 1.0, 2.0]]), 0, jnp.array([2]), count=7)
+    found, _ = likeliest_lengths(jnp.array([[9.0, 1.0, 2.0]]), 0, jnp.array([2]), count=7)
     assert found.tolist() == [[2, 1, 0]]

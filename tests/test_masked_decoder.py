@@ -263,6 +263,7 @@ def by_full_forwards(source, apply):
 
     limit = min(len(source) + MASK_PREDICT.max_extra_length, LONGEST - 1)
     _, length_logits = logits_of([UNK])
+    length_log_prob = np.asarray(jax.nn.log_softmax(length_logits))
     lengths = sorted(range(1, limit + 1), key=lambda n: -length_logits[n])[: MASK_PREDICT.length_candidates]
     found = []
     for length in lengths:
@@ -275,7 +276,7 @@ def by_full_forwards(source, apply):
             table[:, [PAD, BOS, EOS, UNK]] = -np.inf
             for i in hidden:
                 ids[i], log_prob[i] = int(table[i].argmax()), float(table[i].max())
-        found.append((sum(log_prob) / length, ids))
+        found.append(((sum(log_prob) + length_log_prob[length]) / (length + 1), ids))
     return lengths, max(found, key=lambda item: item[0])[1]
 
 
@@ -292,7 +293,8 @@ def test_what_is_written_is_what_full_forward_passes_one_candidate_at_a_time_wri
         lengths, expected = by_full_forwards(source, apply)
         assert ids == expected
         ranks.append(lengths.index(len(ids)))
-    assert len(set(ranks)) > 1 and len({tuple(ids) for ids in texts}) > 5
+    assert len({tuple(ids) for ids in texts}) > 5
+    assert len(set(ranks)) > 1 or position == "t5_bias"  # with these weights its best is always the likeliest length
 
 
 def test_a_sentence_gets_the_same_text_whatever_shares_its_batch_and_on_eight_devices():
@@ -369,6 +371,7 @@ def test_texts_that_were_learned_by_heart_are_written_without_a_mistake():
         state, sums = run(state, batch)
         losses.append(metrics.divide(sums)["loss"])
     assert np.mean(losses[-20:]) < 0.05 * np.mean(losses[:20])
-    config = dataclasses.replace(MASK_PREDICT, length_candidates=1)
-    written = Decoder(model, config, rows=ROWS)(state.params, texts)
-    assert [ids.tolist() for ids in written] == [ids[::-1].tolist() for ids in texts]
+    for candidates in (1, 5):  # lengths that are unlikely take nothing from the one that is certain
+        config = dataclasses.replace(MASK_PREDICT, length_candidates=candidates)
+        written = Decoder(model, config, rows=ROWS)(state.params, texts)
+        assert [ids.tolist() for ids in written] == [ids[::-1].tolist() for ids in texts]

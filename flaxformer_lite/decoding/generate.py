@@ -240,8 +240,9 @@ def fill_in(
     source_B = (source_BS != PAD).sum(axis=1)
     limit_B = jnp.minimum(source_B + config.max_extra_length, max_length) - 1  # the end symbol takes a place
     limit_B = jnp.where(source_B > 0, limit_B, 0)
-    length_BC = mask_predict.likeliest_lengths(logits_BL, config.min_length, limit_B, count=config.length_candidates)
+    lengths = mask_predict.likeliest_lengths(logits_BL, config.min_length, limit_B, count=config.length_candidates)
 
+    length_BC, _ = lengths
     B, C = length_BC.shape
     memory, source_RS = jax.tree.map(lambda x: jnp.repeat(x, C, axis=0), (memory, source_BS))
 
@@ -252,9 +253,9 @@ def fill_in(
         likeliest = jax.lax.map(lambda x_BTD: _likeliest(apply(x_BTD, method="logits")), x_CBTD)
         return jax.tree.map(lambda x_CBT: x_CBT.swapaxes(0, 1), likeliest)
 
-    def write_within(length: int, length_BC: jax.Array) -> jax.Array:
+    def write_within(length: int, *lengths: jax.Array) -> jax.Array:
         options = {"iterations": config.iterations, "max_length": length, "mask": UNK, "end": EOS}
-        ids_BT, _ = mask_predict.mask_predict(predict, length_BC, **options)
+        ids_BT, _ = mask_predict.mask_predict(predict, *lengths, **options)
         return jnp.pad(ids_BT, ((0, 0), (0, max_length - length)))
 
     # An iteration costs as much as there are places, and most texts need few of those that there may be: the smallest
@@ -263,7 +264,7 @@ def fill_in(
     while sizes[0] > FEW_PLACES:
         sizes.insert(0, -(-sizes[0] // 2))
     number = (length_BC.max() >= jnp.array(sizes[:-1], jnp.int32)).sum()
-    return jax.lax.switch(number, [functools.partial(write_within, size) for size in sizes], length_BC)
+    return jax.lax.switch(number, [functools.partial(write_within, size) for size in sizes], *lengths)
 
 
 def _likeliest(logits_BTV: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -15,8 +15,12 @@ NONE = -jnp.inf  # the score of a candidate that does not exist
 Predict = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def likeliest_lengths(logits_BL: jax.Array, shortest: int, limit_B: jax.Array, *, count: int) -> jax.Array:
-    """The `count` likeliest lengths of each row, likeliest first, (B, count); 0 where there are fewer. Section 3.3.
+def likeliest_lengths(
+    logits_BL: jax.Array, shortest: int, limit_B: jax.Array, *, count: int
+) -> tuple[jax.Array, jax.Array]:
+    """The `count` likeliest lengths of each row, likeliest first, and their log-probabilities among all: (B, count).
+
+    0 where there are fewer. Section 3.3.
 
     Args:
       logits_BL: of the lengths 0 to L - 1.
@@ -26,8 +30,10 @@ def likeliest_lengths(logits_BL: jax.Array, shortest: int, limit_B: jax.Array, *
     length_1L = jnp.arange(logits_BL.shape[1])[None]
     lowest_B1 = jnp.maximum(jnp.minimum(shortest, limit_B), 1)[:, None]
     allowed_BL = (length_1L >= lowest_B1) & (length_1L <= limit_B[:, None])
-    value_BC, length_BC = jax.lax.top_k(jnp.where(allowed_BL, logits_BL, -jnp.inf), min(count, logits_BL.shape[1]))
-    return jnp.where(value_BC > -jnp.inf, length_BC, 0)
+    log_prob_BL = jnp.where(allowed_BL, jax.nn.log_softmax(logits_BL), NONE)
+    log_prob_BC, length_BC = jax.lax.top_k(log_prob_BL, min(count, logits_BL.shape[1]))
+    exists_BC = log_prob_BC > NONE
+    return jnp.where(exists_BC, length_BC, 0), jnp.where(exists_BC, log_prob_BC, 0)
 
 
 def masked_count(length: jax.Array, step: jax.Array, iterations: int) -> jax.Array:
@@ -43,15 +49,26 @@ def least_probable(log_prob_XT: jax.Array, length_X: jax.Array, count_X: jax.Arr
 
 
 def mask_predict(
-    predict: Predict, length_BC: jax.Array, *, iterations: int, max_length: int, mask: int, end: int
+    predict: Predict,
+    length_BC: jax.Array,
+    length_log_prob_BC: jax.Array,
+    *,
+    iterations: int,
+    max_length: int,
+    mask: int,
+    end: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """The best candidate of each row: ids (B, T) with the end symbol, and its mean log-probability (B,). Section 3.
+    """The best candidate of each row: ids (B, T) with the end symbol, and its score (B,). Section 3.
 
     First all tokens are masked and predicted. In each later step the least probable are masked again and predicted
     from the others, which stay as they are, with the probabilities they had. Every place is decided by itself.
 
+    The score is the mean log-probability of the tokens and the length, which counts as one token, as in the loss. The
+    paper leaves the length out; then a text of a wrong length whose tokens are certain of each other wins.
+
     Args:
       length_BC: of the candidates without their end symbols, less than `max_length`; 0: there is none.
+      length_log_prob_BC: the log-probabilities of these lengths.
       mask: the token that stands where a token is to be predicted.
       end: the end symbol, which stands after each candidate from the start.
     """
@@ -69,7 +86,7 @@ def mask_predict(
     ends_BCT = jnp.where((place_BCT == length_BC1) & (length_BC1 > 0), end, PAD)
     ids_BCT, log_prob_BCT = jax.lax.fori_loop(0, iterations, one_step, (ends_BCT, jnp.zeros(shape, jnp.float32)))
     total_BC = jnp.where(place_BCT < length_BC1, log_prob_BCT, 0).sum(axis=-1)
-    score_BC = jnp.where(length_BC > 0, total_BC / jnp.maximum(length_BC, 1), NONE)
+    score_BC = jnp.where(length_BC > 0, (total_BC + length_log_prob_BC) / (length_BC + 1), NONE)
     best_B = score_BC.argmax(axis=1)  # of equals the likelier length
     ids_BT = jnp.take_along_axis(ids_BCT, best_B[:, None, None], axis=1)[:, 0]
     return ids_BT, jnp.take_along_axis(score_BC, best_B[:, None], axis=1)[:, 0]
