@@ -170,6 +170,7 @@ def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(f
             assert path.read_text(encoding="utf-8") == own
         else:
             facts, expected = json.loads(path.read_text(encoding="utf-8")), json.loads(own)
+            assert facts.pop("run") == str(finished_run) and expected.pop("run")  # where it was before it was copied
             assert facts.pop("scores") == pytest.approx(expected.pop("scores"), rel=1e-5)
             assert facts == expected
 
