@@ -2,8 +2,8 @@
 
 Data      cldr_language: 47,000 phrases with words in them, made on the machine; no download
 Hardware  2 CPU cores
-Time      5 minutes, corpus, tokenizer and compiling included
-Expected  97.2 % of the test split, 98.0 % of the validation split
+Time      4 minutes, corpus, tokenizer and compiling included
+Expected  97.4 % of the test split, 97.7 % of the validation split (seed 0)
 Command   python train.py --config=classifier
 """
 
