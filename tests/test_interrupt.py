@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -69,7 +71,46 @@ def test_what_has_not_begun_when_a_background_is_left_is_dropped():
     assert second.cancelled()
     release.set()
     first.result(timeout=10)
-    assert background.submit(len, done).result(timeout=10) == 1
+    assert done == ["first"]
+    with pytest.raises(RuntimeError, match="closed"):
+        background.submit(len, done)
+
+
+def test_a_background_that_is_closed_does_what_it_has_and_ends():
+    background, release = Background(), threading.Event()
+    background.submit(release.wait)
+    last = background.submit(int, "7")
+    background.close()
+    release.set()
+    background.join(10)
+    assert not background.is_alive()
+    assert last.result() == 7
+    assert Background.once(int, "11").result(timeout=10) == 11
+
+
+ENDS_EARLY = """
+import sys
+import time
+from flaxformer_lite.training.interrupt import Background
+
+def work():
+    time.sleep(1)
+    print("done")
+
+with Background() as background:
+    background.submit(work)
+    time.sleep(0.2)
+    background.submit(print, "never begun")
+Background.once(work)
+sys.exit(3)
+"""
+
+
+def test_a_program_that_ends_waits_for_what_is_under_way():
+    """Python would stop the thread where it is, which inside XLA aborts the whole process."""
+    command = [sys.executable, "-c", ENDS_EARLY]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "done\ndone\n", "")
 
 
 def test_hurrying_what_is_done_changes_nothing():

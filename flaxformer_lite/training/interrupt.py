@@ -4,6 +4,7 @@ A Python signal handler runs only when the main thread is back in Python, and XL
 coming back. So whatever takes long in XLA runs in a worker thread while the main thread waits in short naps.
 """
 
+import atexit
 import concurrent.futures
 import os
 import signal
@@ -17,6 +18,7 @@ from flaxformer_lite.training import parallel
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAP = 0.1  # seconds
+LAST_WAIT = 60  # seconds
 
 
 class Interrupted(Exception):
@@ -107,33 +109,51 @@ class StopTogether:
             raise Interrupted(agreed=True)
 
 
-class Background:
-    """One daemon thread that does one thing after another: it never keeps the process from ending.
+class Background(threading.Thread):
+    """A daemon thread that does one thing after another, until it is closed.
 
     As a context, it drops what has not begun when it is left, so that a run that fails leaves no work behind it.
     """
 
     def __init__(self):
+        super().__init__(daemon=True, name="background")
         self._tasks: list[tuple[concurrent.futures.Future, Callable, tuple]] = []
-        self._wake = threading.Condition()
-        threading.Thread(target=self._work, daemon=True, name="background").start()
+        self._wake, self._closed = threading.Condition(), False
+        self.start()
+
+    @classmethod
+    def once(cls, function: Callable, *args) -> concurrent.futures.Future:
+        """A future for `function(*args)`, which runs at once in a thread that ends with it."""
+        background = cls()
+        future = background.submit(function, *args)
+        background.close()
+        return future
 
     def submit(self, function: Callable, *args) -> concurrent.futures.Future:
-        """A future for `function(*args)`, which runs after what was submitted before."""
+        """A future for `function(*args)`, which runs after what was submitted before. Raises RuntimeError if closed."""
         future = concurrent.futures.Future()
         with self._wake:
+            if self._closed:
+                raise RuntimeError("a closed Background takes no more work")
             self._tasks.append((future, function, args))
             self._wake.notify()
         return future
+
+    def close(self, *, drop: bool = False) -> None:
+        """Takes no more work; the thread ends when what it has is done, or what it is at if it is to drop the rest."""
+        with self._wake:
+            self._closed = True
+            dropped = self._tasks if drop else []
+            self._tasks = [] if drop else self._tasks
+            self._wake.notify()
+        for future, *_ in dropped:
+            future.cancel()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception) -> None:
-        with self._wake:
-            dropped, self._tasks = self._tasks, []
-        for future, *_ in dropped:
-            future.cancel()
+        self.close(drop=True)
 
     def hurry(self, future: concurrent.futures.Future) -> concurrent.futures.Future:
         """Moves what `future` stands for to the front, unless its turn has come already; returns it."""
@@ -141,12 +161,26 @@ class Background:
             self._tasks.sort(key=lambda task: task[0] is not future)
         return future
 
-    def _work(self) -> None:
+    def run(self) -> None:
+        """What the thread does; not to be called."""
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._tasks)
+                self._wake.wait_for(lambda: self._tasks or self._closed)
+                if not self._tasks:
+                    return
                 future, function, args = self._tasks.pop(0)
             try:
                 future.set_result(function(*args))
             except BaseException as error:  # it belongs to whoever asks for the result
                 future.set_exception(error)
+
+
+@atexit.register
+def _finish() -> None:
+    """Waits for what is under way when Python ends: a thread that is stopped inside XLA aborts the whole process.
+
+    Commands end otherwise, see `command_line.exit_now`; this is for programs that call `fit`.
+    """
+    for background in [thread for thread in threading.enumerate() if isinstance(thread, Background)]:
+        background.close(drop=True)
+        background.join(LAST_WAIT)

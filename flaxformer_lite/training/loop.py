@@ -107,13 +107,13 @@ def _train(
     if same_result and _is_finished(paths, config, done, scores):
         checkpoints.close()
         return report.say(f"{workdir} is complete; nothing was trained.\n" + report.closing_table(paths.metrics))
-    fresh = None if restored else Background().submit(mode.make_state, initial_state)
+    fresh = None if restored else Background.once(mode.make_state, initial_state)
     if fresh and jax.process_count() > 1:  # what all devices run, they must run in the same order
         wait(fresh)
     ahead = done < config.train.num_steps and mode.compiles_ahead
     programs.start_all(pipeline.possible_shapes(config) if ahead and config.data.num_buckets is None else ())
     load = functools.partial(pipeline.load, config, dataset, paths.tokenizer, begun and not (restored or imported))
-    data = agreement.together(lambda: wait(Background().submit(load)))
+    data = agreement.together(lambda: wait(Background.once(load)))
     _check_tokenizer(data.tokenizer, config, paths)
     identity = _identity(data, dataset) | {"measured": _how_measured(config)}
     _check_identity(restored[1] if restored else None, identity, paths, config, scores)
@@ -212,7 +212,7 @@ def _train(
     # The result: the best parameters, or the average that was asked for, on the test split.
     params, _, origin = trained.restore(checkpoints, mode.held(state_shapes.params), config)
     checkpoints.close()
-    test = wait(Background().submit(pipeline.read_part, dataset, "test", data.tokenizer, config))
+    test = wait(Background.once(pipeline.read_part, dataset, "test", data.tokenizer, config))
     report.say_left_out("test", test)
     measured = evaluator.measure(mode.put_state(params), params, test)
     if chief:
