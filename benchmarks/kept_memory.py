@@ -1,6 +1,8 @@
 """What it saves on a CPU that freed memory is kept: time of a training step, and pages that the system had to make.
 
-Trains the default config on made-up batches in processes that keep memory and in ones that give it back, in turn.
+Trains the default config on made-up batches in processes that give memory back, that keep it in one heap for all
+threads, as with several devices, and that keep it in the first thread's heap, as with one. How long the step compiles
+is told too, as threads that share a heap wait for each other.
 
     python benchmarks/kept_memory.py --repeats=5
 """
@@ -18,12 +20,18 @@ import time
 STEPS = 20
 
 
-def measure(keep: bool, config: str) -> dict[str, float]:
-    """Seconds of a step, CPU seconds of it in the system, and MiB of fresh pages; after as many steps to warm up."""
+KINDS = {"give": 0, "one heap": 2, "keep": 1}  # how many devices memory is kept for; 0: it is not
+
+
+def measure(devices: int, config: str) -> dict[str, float]:
+    """Seconds of a step, CPU seconds of it in the system, MiB of fresh pages, and seconds in which it was compiled.
+
+    After as many steps to warm up.
+    """
     from flaxformer_lite import runtime
 
-    if keep:
-        runtime.keep_memory()
+    if devices:
+        runtime.keep_memory(devices)
     import jax
     import numpy as np
 
@@ -42,7 +50,10 @@ def measure(keep: bool, config: str) -> dict[str, float]:
     ids = np.random.default_rng(0)
     batch = {name: ids.integers(4, chosen.data.vocab_size, x.shape, np.int32) for name, x in struct.items()}
     options = dict(model=model, optimizer=optimizer, label_smoothing=0.1)
-    train_step = jax.jit(functools.partial(step.train_step, **options), donate_argnums=0)
+    lowered = jax.jit(functools.partial(step.train_step, **options), donate_argnums=0).lower(state, batch)
+    started = time.monotonic()
+    train_step = lowered.compile()
+    compiled = time.monotonic() - started
     for number in range(2 * STEPS):
         if number == STEPS:
             started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
@@ -54,20 +65,21 @@ def measure(keep: bool, config: str) -> dict[str, float]:
         "system": (after.ru_stime - before.ru_stime) / STEPS,
         "fresh_mib": (after.ru_minflt - before.ru_minflt) * resource.getpagesize() / 2**20 / STEPS,
         "peak_mib": after.ru_maxrss / 1024,
+        "compile": compiled,
     }
 
 
 def main() -> None:
-    """Prints the medians and the spread of both."""
+    """Prints the medians and the spread of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="default", help="a shipped config, or a file")
     parser.add_argument("--repeats", type=int, default=5, help="processes of each kind")
-    parser.add_argument("--child", choices=("keep", "give"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(measure(arguments.child == "keep", arguments.config)))
+        print(json.dumps(measure(KINDS[arguments.child], arguments.config)))
         return
-    found = {"give": [], "keep": []}
+    found = {kind: [] for kind in KINDS}
     for _ in range(arguments.repeats):
         for kind, runs in found.items():
             words = [sys.executable, __file__, f"--config={arguments.config}", f"--child={kind}"]

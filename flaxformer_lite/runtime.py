@@ -1,19 +1,24 @@
 """The process that runs a command: quiet libraries, and compiled programs kept on disk for the next start."""
 
 import ctypes
+import gc
 import importlib.util
 import logging
 import os
+import re
 import warnings
 import zlib
 from pathlib import Path
 
 import jax
 
-# Options of glibc's mallopt, and what they are set to: nothing is mapped by itself, nothing is given back before the
-# end, and all threads share the one heap that can grow to any size.
+# Options of glibc's mallopt, and what they are set to: nothing is mapped by itself, and nothing is given back before the
+# end. That is so in the first thread's heap alone, as no other can grow to any size; ONE_HEAP has all threads share it.
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-KEPT_MEMORY = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_ARENA_MAX: 1}
+KEPT_MEMORY = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1}
+ONE_HEAP = {M_ARENA_MAX: 1}
+
+FEW_OBJECTS = 50_000  # new ones after which Python looks for garbage: what makes a program leaves many, none of it such
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 STAMP = "checked"  # a file in the cache folder: all entries older than it are whole
@@ -22,8 +27,9 @@ STAMP = "checked"  # a file in the cache folder: all entries older than it are w
 def start() -> None:
     """What every command does first, before it imports libraries that set up logging of their own."""
     quiet_libraries()
+    gc.set_threshold(FEW_OBJECTS)
     if computes_on_cpu():
-        keep_memory()
+        keep_memory(cpu_devices())
     enable_compilation_cache(Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache/flaxformer_lite/compiled"))
 
 
@@ -42,15 +48,30 @@ def computes_on_cpu() -> bool:
     return not any(importlib.util.find_spec(name) for name in ("libtpu", "jax_plugins"))
 
 
-def keep_memory() -> None:
+def cpu_devices() -> int:
+    """How many devices JAX will make of this CPU, by either of its switches."""
+    forced = re.findall(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return max(1, jax.config.jax_num_cpu_devices, *map(int, forced[-1:]))
+
+
+def keep_memory(devices: int) -> None:
     """Has the C library keep what is freed for what is asked for next; does nothing where it is not glibc.
 
     On a CPU each step asks for its buffers anew, hundreds of MB. Given back in between, they come as fresh pages, which
-    the system first fills with zeros: a fifth of a step's time. `benchmarks/kept_memory.py` measures it.
+    the system first fills with zeros: a fifth of a step's time.
+
+    The buffers are asked for by the thread that runs a program. Where there is one device, that can be the first
+    thread, if it waits for the program meanwhile; the others then have heaps of their own, and do not wait for each
+    other when they ask for memory, as they do all the time while they compile. The threads of more devices must share
+    the first one's. `benchmarks/kept_memory.py` measures it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for option, value in KEPT_MEMORY.items() if mallopt else ():
+    if not mallopt:
+        return
+    for option, value in (KEPT_MEMORY if devices == 1 else KEPT_MEMORY | ONE_HEAP).items():
         mallopt(option, value)
+    if devices == 1:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def enable_compilation_cache(folder: Path) -> None:
