@@ -1,5 +1,7 @@
 """The linear map of every projection: of queries, keys and values, of heads back to the model, of feed-forward."""
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -19,10 +21,15 @@ class Dense(nn.Module):
         """(..., *inputs) to (..., *features)."""
         c = self.config
         shape = x.shape[-self.axes :] + self.features
-        sides = {"in_axis": tuple(range(self.axes)), "out_axis": tuple(range(self.axes, len(shape)))}
-        kernel = self.param("kernel", nn.initializers.xavier_uniform(**sides), shape)
+        kernel = self.param("kernel", _drawn, shape, self.axes)
         y = jnp.tensordot(x.astype(c.dtype), kernel.astype(c.dtype), self.axes)
         return add(y, self.param("bias", nn.initializers.zeros, self.features)) if c.use_bias else y
+
+
+def _drawn(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
+    """Initial values (*inputs, *features), as of a matrix from all inputs to all features. Glorot 2010, equation 16."""
+    matrix = nn.initializers.xavier_uniform()(key, (math.prod(shape[:axes]), math.prod(shape[axes:])))
+    return matrix.reshape(shape)
 
 
 def add(x: jax.Array, bias: jax.Array) -> jax.Array:
