@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 
-# Options of glibc's mallopt, and what they are set to: nothing is mapped by itself, and nothing is given back before the
-# end. That is so in the first thread's heap alone, as no other can grow to any size; ONE_HEAP has all threads share it.
+# Options of glibc's mallopt, and what they are set to: nothing is mapped by itself, and nothing is given back before
+# the end. That is so in the first thread's heap alone, as no other can grow to any size; ONE_HEAP has all share it.
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 KEPT_MEMORY = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1}
 ONE_HEAP = {M_ARENA_MAX: 1}

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grain
 import numpy as np
 
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan
@@ -142,6 +141,8 @@ def stream(
     batches: Batches, put: Callable[[dict[str, np.ndarray]], Any], *, first_step: int = 0, ahead: int = 2
 ) -> Iterator[Any]:
     """`put(batch)` of `first_step`, `first_step` + 1, ...: read in a thread, and put `ahead` steps before its turn."""
+    import grain  # only now: it takes as long as much of the step takes to compile, which goes on meanwhile
+
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     remaining = iter(grain.MapDataset.source(batches)[first_step:].to_iter_dataset(options))
     waiting = collections.deque(put(batch) for batch in itertools.islice(remaining, ahead))

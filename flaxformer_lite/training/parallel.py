@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_lite.training import sharding
+from flaxformer_lite.training import draws, sharding
 from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
 
 AXIS = DATA
-# For XLA, by platform. On a CPU it would take away the barriers that keep what is computed again in the backward pass
-# apart from the first time, find both alike, and keep the first: with model.remat='full' four times the memory.
-COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
-ONCE = {"cpu": {"xla_backend_optimization_level": "1"}}  # of a program that runs once: compiling is what takes its time
+# For XLA, by platform. On a CPU one pass would take away the barriers that keep what is computed again in the backward
+# pass apart from the first time, find both alike, and keep the first: with model.remat='full' four times the memory.
+# And LLVM is to do less: a step is as fast, libraries compute its products, and compiling takes a tenth less time.
+COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_backend_optimization_level": "1"}}
 
 SILENCE = 30  # seconds without a sign of life after which a process is taken for dead, and the others end
 
@@ -162,9 +162,9 @@ def largest(number: int, mesh: Mesh) -> jax.Array:
     return jax.jit(jnp.max, out_shardings=NamedSharding(mesh, WHOLE))(shards)
 
 
-def compiler_options(*, once: bool = False) -> dict[str, str]:
-    """What XLA is told when it compiles for the devices that there are: a step, or a program that runs `once`."""
-    return (ONCE if once else COMPILER_OPTIONS).get(jax.default_backend(), {})
+def compiler_options() -> dict[str, str]:
+    """What XLA is told when it compiles a step, or the state before the first, for the devices that there are."""
+    return COMPILER_OPTIONS.get(jax.default_backend(), {})
 
 
 class MeshMode:
@@ -195,7 +195,8 @@ class MeshMode:
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """What `initial_state` returns, each device making its own part of it."""
         shardings = sharding.of(jax.eval_shape(initial_state), self.mesh)
-        return jax.jit(initial_state, out_shardings=shardings, compiler_options=compiler_options(once=True))()
+        drawn = draws.at_once(initial_state)
+        return jax.jit(drawn, out_shardings=shardings, compiler_options=compiler_options())()
 
     def put_state(self, state: Tree) -> Tree:
         """A state as `held`, or on the host, as this mode's state."""
@@ -252,7 +253,7 @@ class PmapMode:
 
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """What `initial_state` returns, as one copy a device."""
-        return self.put_state(jax.jit(initial_state, compiler_options=compiler_options(once=True))())
+        return self.put_state(jax.jit(draws.at_once(initial_state), compiler_options=compiler_options())())
 
     def put_state(self, state: Tree) -> Tree:
         """Host or replicated arrays as one copy a device, on a new leading axis."""
