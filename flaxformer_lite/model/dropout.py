@@ -27,6 +27,7 @@ def scramble(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
+@functools.partial(jax.jit, static_argnames=("shape", "rate"), inline=True)  # traced once, not for each layer
 def keep_mask(key: jax.Array, row_B: jax.Array, shape: tuple[int, ...], *, rate: float) -> jax.Array:
     """Bool mask of `shape` = (B, ...), False with probability `rate`; row b is a function of (key, row_B[b])."""
     seed_B = row_B.astype(jnp.uint32)
