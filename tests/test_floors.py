@@ -59,6 +59,7 @@ FLOORS = {
     "data.loader": 2,
     "data.datasets": 3,
     "data.pipeline": 4,
+    "training.draws": 0,
     "training.losses": 0,
     "training.masking": 1,
     "training.metrics": 0,

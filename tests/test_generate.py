@@ -203,9 +203,9 @@ def scripted(script, sources, *, extra, max_length):
 
 
 def test_the_rooms_of_a_cache_grow_by_the_same_factor_up_to_the_whole_length():
-    assert [rooms(length) for length in (1, 31, 32)] == [[1], [31], [32]]
-    assert rooms(33) == [32, 33] and rooms(128) == [32, 128] and rooms(129) == [32, 128, 129]
-    assert rooms(1009) == [32, 128, 512, 1009]
+    assert [rooms(length) for length in (1, 16, 17, 23)] == [[1], [16], [17], [23]]
+    assert rooms(24) == [16, 24] and rooms(95) == [16, 95] and rooms(96) == [16, 64, 96]
+    assert rooms(1009) == [16, 64, 256, 1009]
 
 
 GROWING = [pytest.param("encoder_decoder", "beam", marks=pytest.mark.slow), ("decoder_lm", "greedy")]

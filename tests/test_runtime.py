@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zlib
 
+import jax
 import pytest
 
 from flaxformer_lite import runtime
@@ -91,6 +92,46 @@ def test_memory_that_is_kept_comes_again_without_fresh_pages():
         return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
     assert fresh_bytes("") > 10 * fresh_bytes("runtime.keep_memory(devices=1)")
+
+
+RUN_AGAIN = """
+import os, resource, sys
+devices, kept = (int(word) for word in sys.argv[1:])
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+import jax, jax.numpy as jnp
+from flaxformer_lite import runtime
+from flaxformer_lite.training import parallel
+assert runtime.cpu_devices() == devices
+if kept:
+    runtime.keep_memory(kept)
+rows = parallel.shard_rows({"x": jax.numpy.ones((2, 5 << 20))}, parallel.make_mesh(devices))["x"]  # 40 MiB
+stored = jax.lax.optimization_barrier
+program = jax.jit(lambda x: stored((y := stored(jnp.sin(x))) + y[:, ::-1]).sum(axis=1))
+made = []
+for round in range(9):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    jax.block_until_ready(program(rows))
+    made.append((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize())
+print(min(made))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_program_runs_again_without_fresh_pages_on_one_device_and_on_two(devices):
+    def fresh_bytes(kept):
+        words = [sys.executable, "-c", RUN_AGAIN, str(devices), str(kept)]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+    assert fresh_bytes(0) > 10 * fresh_bytes(devices)
+
+
+def test_the_devices_of_a_cpu_are_counted_by_either_switch(monkeypatch):
+    asked = jax.config.jax_num_cpu_devices
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert runtime.cpu_devices() == max(1, asked)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_x=y --xla_force_host_platform_device_count=11")
+    assert runtime.cpu_devices() == 11 > asked
 
 
 @pytest.mark.parametrize(("platforms", "only_cpu"), [("cpu", True), ("cuda,cpu", False), ("tpu", False)])

@@ -18,7 +18,7 @@ from flaxformer_lite.decoding import beam, mask_predict, sampling
 NextLogits = Callable[..., tuple[jax.Array, Any]]
 Pick = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (logits_BV, ids_BT, index) -> token_B
 
-ROOM, GROWTH = 32, 4  # positions that a cache first has room for, and how often as many it has then, and then
+ROOM, GROWTH = 16, 4  # positions that a cache first has room for, and how often as many it has then, and then
 FEW_PLACES = 16  # mask-predict halves the places of a batch, where its texts need no more, until they are so few
 
 
@@ -124,9 +124,12 @@ def make_pick(config: DecodeConfig, row_B: jax.Array) -> Pick:
 
 
 def rooms(max_length: int) -> list[int]:
-    """The lengths that a cache has one after another: a step reads all of it, and most texts are short."""
+    """The lengths that a cache has one after another: a step reads all of it, and most texts are short.
+
+    None that is more than two thirds of the last: what steps save there is less than another program costs.
+    """
     lengths = [ROOM]
-    while lengths[-1] < max_length:
+    while 3 * lengths[-1] <= 2 * max_length:
         lengths.append(lengths[-1] * GROWTH)
     return [*lengths[:-1], max_length]
 
@@ -187,27 +190,35 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     The hypotheses of a row share what the encoder gave for it.
     """
 
-    def step(state: beam.Beams) -> tuple[jax.Array, Any]:
-        ids_BWT, index = state.live_BWT, state.index
-        last_BW = jax.lax.dynamic_index_in_dim(ids_BWT, jnp.maximum(index - 1, 0), axis=2, keepdims=False)
-        token_BW = jnp.where(index == 0, BOS, last_BW)
-        logits_BWV, cache = task.next_logits(token_BW, state.cache, index, part_BWL=state.part_BWT)
-        log_prob_BWV = jax.nn.log_softmax(logits_BWV)
-        allowed_BWV = constrain(config, log_prob_BWV, ids_BWT, index)
+    def allowed(logits_BXV: jax.Array, state: beam.Beams) -> jax.Array:
+        ids_BXT, index = state.live_BWT[:, : logits_BXV.shape[1]], state.index
+        log_prob_BXV = logits_BXV - jax.nn.logsumexp(logits_BXV, axis=-1, keepdims=True)
+        allowed_BXV = constrain(config, log_prob_BXV, ids_BXT, index)
         if task.prompt_BP.shape[1] == 0:
-            return allowed_BWV, cache
-        given_BW = jnp.broadcast_to(_given(task, index)[:, None], last_BW.shape)
-        forced_BWV = sampling.force(log_prob_BWV, given_BW)
-        return jnp.where((given_BW != PAD)[:, :, None], forced_BWV, allowed_BWV), cache
+            return allowed_BXV
+        given_BX = jnp.broadcast_to(_given(task, index)[:, None], ids_BXT.shape[:2])
+        return jnp.where((given_BX != PAD)[:, :, None], sampling.force(log_prob_BXV, given_BX), allowed_BXV)
+
+    def first(state: beam.Beams) -> tuple[jax.Array, Any]:
+        start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
+        logits_BV, cache = task.next_logits(start_B, state.cache, state.index)
+        none = (0, 0), (0, W - 1), (0, 0)  # of the other hypotheses, which do not exist yet
+        return jnp.pad(allowed(logits_BV[:, None], state), none, constant_values=beam.NONE), cache
+
+    def step(state: beam.Beams) -> tuple[jax.Array, Any]:
+        token_BW = jax.lax.dynamic_index_in_dim(state.live_BWT, state.index - 1, axis=2, keepdims=False)
+        logits_BWV, cache = task.next_logits(token_BW, state.cache, state.index, part_BWL=state.part_BWT)
+        return allowed(logits_BWV, state), cache
 
     W, penalty = config.beam_size, {"alpha": config.alpha, "penalty": config.penalty}
     wanted = beam.Search(beam_size=W, n_best=n_best, max_length=max_length, end=EOS, **penalty)
 
-    def run(state: beam.Beams, room: int) -> beam.Beams:
+    def run(state: beam.Beams, room: int, step: beam.StepFn = step) -> beam.Beams:
         state = state.replace(cache=state.cache.with_room(room, W))
-        return beam.run(step, state, task.limit_B, wanted, until=room)
+        return beam.run(step, state, task.limit_B, wanted, until=1 if step is first else room)
 
     state = beam.start(task.start_cache(max_length, W), task.limit_B, wanted)
+    state = run(state, rooms(max_length)[0], first)
     return in_growing_rooms(run, state, beam.unfinished, lambda state: (state.done_BNT, state.score_BN), max_length)
 
 
