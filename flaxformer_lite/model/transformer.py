@@ -87,7 +87,11 @@ class Output(nn.Module):
 def project(x_BTD: jax.Array, weights: dict[str, jax.Array], config: ModelConfig) -> jax.Array:
     """Logits (B, T, V), float32, by the weights of `Output`. Section 3.4."""
     x_BTD, matrix_VD = x_BTD.astype(config.dtype), weights["matrix"].astype(config.dtype)
-    logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
+    if x_BTD.shape[1] == 1:  # with so few rows a CPU takes most of the time to lay out the right one of two matrices
+        logits_VBT = jnp.einsum("VD,BTD->VBT", matrix_VD, x_BTD, preferred_element_type=jnp.float32)
+        logits_BTV = jnp.moveaxis(logits_VBT, 0, -1)
+    else:
+        logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
     return logits_BTV + weights["bias"][None, None] if "bias" in weights else logits_BTV
 
 
