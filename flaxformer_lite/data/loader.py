@@ -141,7 +141,7 @@ def stream(
     batches: Batches, put: Callable[[dict[str, np.ndarray]], Any], *, first_step: int = 0, ahead: int = 2
 ) -> Iterator[Any]:
     """`put(batch)` of `first_step`, `first_step` + 1, ...: read in a thread, and put `ahead` steps before its turn."""
-    import grain  # only now: it takes as long as much of the step takes to compile, which goes on meanwhile
+    import grain  # only now: that takes 0.3 s, in which the step compiles
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     remaining = iter(grain.MapDataset.source(batches)[first_step:].to_iter_dataset(options))

@@ -199,6 +199,7 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
         given_BX = jnp.broadcast_to(_given(task, index)[:, None], ids_BXT.shape[:2])
         return jnp.where((given_BX != PAD)[:, :, None], sampling.force(log_prob_BXV, given_BX), allowed_BXV)
 
+    # The first token comes after the same, empty beginning for all hypotheses of a row: one of them is looked at.
     def first(state: beam.Beams) -> tuple[jax.Array, Any]:
         start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
         logits_BV, cache = task.next_logits(start_B, state.cache, state.index)
@@ -213,12 +214,12 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     W, penalty = config.beam_size, {"alpha": config.alpha, "penalty": config.penalty}
     wanted = beam.Search(beam_size=W, n_best=n_best, max_length=max_length, end=EOS, **penalty)
 
-    def run(state: beam.Beams, room: int, step: beam.StepFn = step) -> beam.Beams:
+    def run(state: beam.Beams, room: int) -> beam.Beams:
         state = state.replace(cache=state.cache.with_room(room, W))
-        return beam.run(step, state, task.limit_B, wanted, until=1 if step is first else room)
+        return beam.run(step, state, task.limit_B, wanted, until=room)
 
-    state = beam.start(task.start_cache(max_length, W), task.limit_B, wanted)
-    state = run(state, rooms(max_length)[0], first)
+    cache = task.start_cache(max_length, W).with_room(rooms(max_length)[0], W)
+    state = beam.run(first, beam.start(cache, task.limit_B, wanted), task.limit_B, wanted, until=1)
     return in_growing_rooms(run, state, beam.unfinished, lambda state: (state.done_BNT, state.score_BN), max_length)
 
 
