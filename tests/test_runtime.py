@@ -104,7 +104,7 @@ from flaxformer_lite.training import parallel
 assert runtime.cpu_devices() == devices
 if kept:
     runtime.keep_memory(kept)
-rows = parallel.shard_rows({"x": jax.numpy.ones((2, 5 << 20))}, parallel.make_mesh(devices))["x"]  # 40 MiB
+rows = parallel.shard_rows({"x": jnp.ones((2, 10 << 20))}, parallel.make_mesh(devices))["x"]  # 40 MiB each
 stored = jax.lax.optimization_barrier
 program = jax.jit(lambda x: stored((y := stored(jnp.sin(x))) + y[:, ::-1]).sum(axis=1))
 made = []
