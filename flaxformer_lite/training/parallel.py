@@ -23,8 +23,7 @@ from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WH
 AXIS = DATA
 # For XLA, by platform. On a CPU one pass would take away the barriers that keep what is computed again in the backward
 # pass apart from the first time, find both alike, and keep the first: with model.remat='full' four times the memory.
-# And LLVM is to do less: a step is as fast, libraries compute its products, and compiling takes a tenth less time.
-COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_backend_optimization_level": "1"}}
+COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
 
 SILENCE = 30  # seconds without a sign of life after which a process is taken for dead, and the others end
 
