@@ -37,7 +37,7 @@ def measure(devices: int, config: str) -> dict[str, float]:
 
     from flaxformer_lite.command_line import find_config, load_config
     from flaxformer_lite.config import resolve, with_vocabulary
-    from flaxformer_lite.data import pipeline
+    from flaxformer_lite.data import batch_shapes
     from flaxformer_lite.model import transformer
     from flaxformer_lite.training import optim, step
 
@@ -46,7 +46,7 @@ def measure(devices: int, config: str) -> dict[str, float]:
     model = transformer.build_model(chosen.model)
     optimizer = optim.make_optimizer(chosen.optim, d_model=chosen.model.d_model, num_steps=1000)
     state = jax.jit(functools.partial(step.init_state, model, optimizer, seed=0))()
-    struct = pipeline.batch_struct(chosen, *pipeline.possible_shapes(chosen)[0])
+    struct = batch_shapes.struct(chosen, *batch_shapes.possible(chosen)[0])
     ids = np.random.default_rng(0)
     batch = {name: ids.integers(4, chosen.data.vocab_size, x.shape, np.int32) for name, x in struct.items()}
     options = dict(model=model, optimizer=optimizer, label_smoothing=0.1)

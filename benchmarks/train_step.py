@@ -85,7 +85,7 @@ def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float =
     import jax
 
     from flaxformer_lite.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-    from flaxformer_lite.data import pipeline
+    from flaxformer_lite.data import batch_shapes
     from flaxformer_lite.training import parallel
     from flaxformer_lite.training import step as step_lib
 
@@ -100,7 +100,7 @@ def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float =
     )
     mode = parallel.MeshMode(parallel.make_mesh(-1))
     train_step, initial_state = step_lib.of_config(config, row_shards=mode.row_shards)
-    struct = pipeline.batch_struct(config, size.rows, size.length)
+    struct = batch_shapes.struct(config, size.rows, size.length)
     with ThreadPoolExecutor(1) as thread:  # which compiles the step while the state is made, as in a run
         compiling = thread.submit(mode.compile, train_step, jax.eval_shape(initial_state), struct, donate=True)
         state = mode.make_state(initial_state)

@@ -18,7 +18,7 @@ import numpy as np
 
 from flaxformer_lite import scoring, trained
 from flaxformer_lite.config import Config, DecodeConfig
-from flaxformer_lite.data import pipeline
+from flaxformer_lite.data import batch_shapes, pipeline
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -129,7 +129,7 @@ class Evaluator:
         for number, batch in enumerate(stream(pipeline.batches(split), self._mode.put_batch)):
             shape = split.plan.shape(number)
             if (name, shape) not in self._compiled:
-                struct = pipeline.batch_struct(self._config, *shape)
+                struct = batch_shapes.struct(self._config, *shape)
                 options = self._steps[name], self._param_shapes, struct
                 self._compiled[name, shape] = self._compile_with(
                     functools.partial(self._mode.compile, *options, donate=False)

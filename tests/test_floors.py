@@ -58,6 +58,7 @@ FLOORS = {
     "data.builders": 2,
     "data.loader": 2,
     "data.datasets": 3,
+    "data.batch_shapes": 2,
     "data.pipeline": 4,
     "training.draws": 0,
     "training.losses": 0,

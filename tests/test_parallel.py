@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig, OptimConfig
-from flaxformer_lite.data import pipeline
+from flaxformer_lite.data import batch_shapes
 from flaxformer_lite.data.batching import BatchPlan, PackedPlan
 from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.model import transformer
@@ -74,7 +74,7 @@ def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], 
     mode_name, num_devices = ARMS[arm]
     model, optimizer, initial = start(architecture)
     mode = parallel.MODES[mode_name](parallel.make_mesh(num_devices))
-    state, struct = mode.put_state(initial), pipeline.batch_struct(config_of(architecture), ROWS, LENGTH)
+    state, struct = mode.put_state(initial), batch_shapes.struct(config_of(architecture), ROWS, LENGTH)
 
     def train_step(state, batch):
         return step_lib.train_step(
@@ -127,7 +127,7 @@ def test_the_rows_of_each_device_have_different_amounts_of_padding(architecture)
 
 @pytest.mark.parametrize("architecture", [*CHOICES["model.architecture"], PACKED_PAIRS])
 def test_steps_are_compiled_for_the_shapes_and_types_that_batches_have(architecture):
-    expected = pipeline.batch_struct(config_of(architecture), ROWS, LENGTH)
+    expected = batch_shapes.struct(config_of(architecture), ROWS, LENGTH)
     for batch in batches(architecture):
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch) == expected
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import default_config, resolve
-from flaxformer_lite.data import builders, languages, pipeline, tokenizer
+from flaxformer_lite.data import batch_shapes, builders, languages, pipeline, tokenizer
 from flaxformer_lite.data.examples import Examples, Reader
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, Tokenizer
 
@@ -51,12 +51,12 @@ def test_batches_have_the_arrays_shapes_and_types_that_are_known_before(tokens, 
     batches = pipeline.batches(split)
     assert len(batches) == split.plan.steps_per_epoch > 2
     for step in range(len(batches)):
-        struct = pipeline.batch_struct(config, *split.plan.shape(step))
+        struct = batch_shapes.struct(config, *split.plan.shape(step))
         assert set(struct) == names
         assert {name: (x.shape, x.dtype) for name, x in batches[step].items()} == {
             name: (x.shape, x.dtype) for name, x in struct.items()
         }
-    assert set(split.plan.shapes()) == set(pipeline.possible_shapes(config))
+    assert set(split.plan.shapes()) == set(batch_shapes.possible(config))
     assert len(split.plan.shapes()) == (1 if packing else 2)
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from flaxformer_lite.config import CHOICES, Config, ModelConfig
-from flaxformer_lite.data import pipeline
+from flaxformer_lite.data import batch_shapes
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import parallel
 from flaxformer_lite.training import step as step_lib
@@ -37,7 +37,7 @@ def gradients(config: ModelConfig):
     """Those of a step, with dropout, and the metrics' sums."""
     model, key = transformer.build_model(config), jax.random.key(1)
     params = jax.jit(lambda: step_lib.init_state(model, optax.identity(), seed=0).params)()
-    names = set(pipeline.batch_struct(Config(model=config), ROWS, LENGTH))
+    names = set(batch_shapes.struct(Config(model=config), ROWS, LENGTH))
     read = {name: x for name, x in batch().items() if name in names}
     return jax.jit(functools.partial(step_lib.gradient_sums, model=model, dropout_key=key))(params, read)
 
@@ -59,7 +59,7 @@ def test_a_step_needs_less_memory_the_more_it_computes_again(mode):
         config = Config(model=ModelConfig(architecture="decoder_lm", remat=remat, **sizes))
         of_mode = parallel.MODES[mode](parallel.make_mesh(1))
         step, initial_state = step_lib.of_config(config, axis_name=of_mode.axis_name, row_shards=of_mode.row_shards)
-        struct = pipeline.batch_struct(config, 8, 64)
+        struct = batch_shapes.struct(config, 8, 64)
         return of_mode.compile(step, jax.eval_shape(initial_state), struct, donate=True)
 
     none, dots, full = (compiled(remat) for remat in CHOICES["model.remat"])

@@ -182,9 +182,12 @@ def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped
         }
 
 
-# Packed pairs in microbatches, until evaluations get no better: so few are soon known by heart.
+# Packed pairs in microbatches, until evaluations get no better: so few are soon known by heart. GELU, as ReLU is one
+# thing or another where rounding decides whether a number is above 0: a unit that had never learned then takes a whole
+# step of Adam's in one run alone, and losses, until then the same within 4e-7, are 1e-4 apart.
 RECIPE = {
     **runs.TINY,
+    "model.activation": "gelu",
     "data.packing": True,
     "data.train_split": "train[:60]",
     "data.vocab_size": 400,
@@ -225,7 +228,7 @@ def test_packing_accumulation_and_an_early_stop_change_nothing_of_that(devices, 
     assert runs.fit(tmp_path / "parts", {**RECIPE, "parallel.data": devices}) == 0
     assert list(runs.losses(tmp_path / "parts")) == list(whole) == list(range(1, end + 1))
     if devices > 1:
-        assert runs.losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-4)
+        assert runs.losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-5)
         return
     assert runs.losses(tmp_path / "parts") == whole
     runs.assert_same_arrays(*(runs.checkpoint_arrays(run, end) for run in (tmp_path / "parts", stopped_early)))

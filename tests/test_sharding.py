@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from flaxformer_lite.config import CHOICES, Config, ModelConfig, OptimConfig
-from flaxformer_lite.data import pipeline
+from flaxformer_lite.data import batch_shapes
 from flaxformer_lite.data.batching import BatchPlan
 from flaxformer_lite.data.loader import Batches, Tokens
 from flaxformer_lite.decoding.decoder import Decoder
@@ -56,7 +56,7 @@ def compiled_step(sizes: tuple[int, int, int]) -> Callable:
     (mode, state), (model, optimizer) = way(sizes), trained()
     options = {"label_smoothing": 0.1, "microbatches": 2, "ema_decay": 0.9, "row_shards": mode.row_shards}
     step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
-    struct = pipeline.batch_struct(Config(model=MODEL), ROWS, LENGTH)
+    struct = batch_shapes.struct(Config(model=MODEL), ROWS, LENGTH)
     return mode.compile(step, jax.eval_shape(lambda: state), struct, donate=False)
 
 

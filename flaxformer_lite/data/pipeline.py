@@ -13,7 +13,7 @@ import numpy as np
 from flaxformer_lite import agreement
 from flaxformer_lite.config import Config, DataConfig
 from flaxformer_lite.data import loader, store, subwords, tokenizer
-from flaxformer_lite.data.batching import BatchPlan, PackedPlan, bucket_rows
+from flaxformer_lite.data.batching import BatchPlan, PackedPlan
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.examples import Examples, Reader
 from flaxformer_lite.data.loader import Batches, Tokens
@@ -203,28 +203,6 @@ def _plan(
         rows_multiple=data.rows_multiple,
         seed=data.seed,
     )
-
-
-def possible_shapes(config: Config) -> list[tuple[int, int]]:
-    """The (rows, length) of batches that `config.data` allows, as far as they are known before any data is."""
-    data = config.data
-    buckets = data.buckets if data.num_buckets is None and not data.packing else data.buckets[-1:]
-    rows = bucket_rows(buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple)
-    return list(zip(rows, buckets, strict=True))
-
-
-def batch_struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of what `Batches` yields, for a batch of this many rows."""
-    names = {
-        "encoder_decoder": ["source", "target"],
-        "encoder_classifier": ["source"],
-        "decoder_lm": ["target"],
-    }[config.model.architecture]
-    if config.data.packing:
-        names += [f"{name}_segment" for name in names]
-    batch = {name: jax.ShapeDtypeStruct((rows, length), np.int32) for name in names}
-    one_a_row = ("row", "label") if config.model.architecture == "encoder_classifier" else ("row",)
-    return batch | {name: jax.ShapeDtypeStruct((rows,), np.int32) for name in one_a_row}
 
 
 def vocabulary_texts(reader: Reader, count: int) -> list[str]:

@@ -8,7 +8,7 @@ import jax
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data import pipeline
+from flaxformer_lite.data import batch_shapes
 from flaxformer_lite.model import backends, transformer
 from flaxformer_lite.sweep.space import Point, Settings, refuse
 from flaxformer_lite.training import step as step_lib
@@ -46,7 +46,7 @@ def _fault_of_step(config: Config) -> str | None:
         config = _sized(config)
         train_step, initial_state = step_lib.of_config(config)
         state = jax.eval_shape(initial_state)
-        jax.eval_shape(train_step, state, pipeline.batch_struct(config, *pipeline.possible_shapes(config)[-1]))
+        jax.eval_shape(train_step, state, batch_shapes.struct(config, *batch_shapes.possible(config)[-1]))
     except (ValueError, TypeError) as error:
         return ([*str(error).strip().splitlines(), type(error).__name__])[0]
     return None

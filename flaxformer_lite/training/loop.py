@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from flaxformer_lite import agreement, evaluate, places, trained
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, with_classes, with_vocabulary
-from flaxformer_lite.data import loader, pipeline
+from flaxformer_lite.data import batch_shapes, loader, pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.tokenizer import Tokenizer
 from flaxformer_lite.model import transformer
@@ -111,7 +111,7 @@ def _train(
     if fresh and jax.process_count() > 1:  # what all devices run, they must run in the same order
         wait(fresh)
     ahead = done < config.train.num_steps and mode.compiles_ahead
-    programs.start_all(pipeline.possible_shapes(config) if ahead and config.data.num_buckets is None else ())
+    programs.start_all(batch_shapes.possible(config) if ahead and config.data.num_buckets is None else ())
     load = functools.partial(pipeline.load, config, dataset, paths.tokenizer, begun and not (restored or imported))
     data = agreement.together(lambda: wait(Background.once(load)))
     _check_tokenizer(data.tokenizer, config, paths)

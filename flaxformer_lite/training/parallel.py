@@ -9,6 +9,7 @@ import importlib.util
 import math
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,12 @@ from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WH
 AXIS = DATA
 # For XLA, by platform. On a CPU one pass would take away the barriers that keep what is computed again in the backward
 # pass apart from the first time, find both alike, and keep the first: with model.remat='full' four times the memory.
-COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
+# And LLVM is to do less: a step is as fast, libraries compute its products, and compiling takes a tenth less time.
+COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_backend_optimization_level": "1"}}
+
+TRACING = (
+    threading.Lock()
+)  # held by who traces: Python traces two programs at once no sooner, and neither is done early
 
 SILENCE = 30  # seconds without a sign of life after which a process is taken for dead, and the others end
 
@@ -181,10 +187,11 @@ class MeshMode:
         rows = NamedSharding(self.mesh, ROWS)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
         step, donated = sharding.by_rows(step, self.mesh), (0,) if donate else ()
-        traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
-        jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
-        # JAX remembers what it has traced, so that this does not trace anew.
-        return jitted.lower(self.held(state), batch).compile(compiler_options=compiler_options())
+        with TRACING:
+            traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
+            jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
+            lowered = jitted.lower(self.held(state), batch)  # JAX remembers what it has traced
+        return lowered.compile(compiler_options=compiler_options())
 
     def held(self, tree: Tree) -> Tree:
         """Shapes and types of a state or a part of it, with how this mode holds it: what a checkpoint is read into."""
@@ -193,9 +200,10 @@ class MeshMode:
 
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """What `initial_state` returns, each device making its own part of it."""
-        shardings = sharding.of(jax.eval_shape(initial_state), self.mesh)
-        drawn = draws.at_once(initial_state)
-        return jax.jit(drawn, out_shardings=shardings, compiler_options=compiler_options())()
+        with TRACING:
+            shardings = sharding.of(jax.eval_shape(initial_state), self.mesh)
+            lowered = jax.jit(draws.at_once(initial_state), out_shardings=shardings).lower()
+        return lowered.compile(compiler_options=compiler_options())()
 
     def put_state(self, state: Tree) -> Tree:
         """A state as `held`, or on the host, as this mode's state."""
@@ -233,7 +241,9 @@ class PmapMode:
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
         arguments = jax.tree.map(self._a_device_each, (state, device_batch))
         if self.compiles_ahead:
-            return mapped.lower(*arguments).compile(compiler_options=compiler_options())
+            with TRACING:
+                lowered = mapped.lower(*arguments)
+            return lowered.compile(compiler_options=compiler_options())
         # Over several processes pmap compiles in its first call only, which all of them must make at the same time.
         zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), self._leading), arguments)
         jax.block_until_ready(mapped(*zeros))
@@ -252,7 +262,9 @@ class PmapMode:
 
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """What `initial_state` returns, as one copy a device."""
-        return self.put_state(jax.jit(draws.at_once(initial_state), compiler_options=compiler_options())())
+        with TRACING:
+            lowered = jax.jit(draws.at_once(initial_state)).lower()
+        return self.put_state(lowered.compile(compiler_options=compiler_options())())
 
     def put_state(self, state: Tree) -> Tree:
         """Host or replicated arrays as one copy a device, on a new leading axis."""

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data import pipeline
+from flaxformer_lite.data import batch_shapes
 from flaxformer_lite.model import backends
 from flaxformer_lite.training import flops, parallel, sharding
 from flaxformer_lite.training import step as step_lib
@@ -64,7 +64,7 @@ def plan(config: Config, mesh: jax.sharding.Mesh, platform: str) -> list[Plan]:
     Raises:
       ValueError: the devices cannot share the rows, or a parameter.
     """
-    return [_of_shape(config, mesh, platform, *shape) for shape in pipeline.possible_shapes(config)]
+    return [_of_shape(config, mesh, platform, *shape) for shape in batch_shapes.possible(config)]
 
 
 def _of_shape(config: Config, mesh: jax.sharding.Mesh, platform: str, rows: int, length: int) -> Plan:
@@ -78,7 +78,7 @@ def _of_shape(config: Config, mesh: jax.sharding.Mesh, platform: str, rows: int,
     train_step, initial_state = step_lib.of_config(config, **options)
     state = jax.eval_shape(initial_state)
     sharding.check(state.params, mesh)
-    compiled = mode.compile(train_step, state, pipeline.batch_struct(config, rows, length), donate=True)
+    compiled = mode.compile(train_step, state, batch_shapes.struct(config, rows, length), donate=True)
     work = flops.train_step(config, rows, length) / mesh.size
     return Plan(rows, length, of_program(compiled), work, messages(compiled.as_text(), mesh.size))
 
@@ -138,7 +138,7 @@ def scaling_table(config: Config, counts: Sequence[int], name: str, utilization:
         if mesh.size != count:
             raise ValueError(f"config.parallel: makes {mesh.size} of {count} devices; set one of its sizes to -1.")
         larger = scaled(config, count // counts[0])
-        each = _of_shape(larger, mesh, accelerator.platform, *pipeline.possible_shapes(larger)[-1])
+        each = _of_shape(larger, mesh, accelerator.platform, *batch_shapes.possible(larger)[-1])
         computing, sending = each.seconds(accelerator, utilization)
         lines.append(
             f"| {count} | {' x '.join(map(str, mesh.devices.shape))} | {each.rows} x {each.length} "

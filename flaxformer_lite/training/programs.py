@@ -7,7 +7,7 @@ from typing import Any
 
 from flaxformer_lite import agreement
 from flaxformer_lite.config import Config
-from flaxformer_lite.data import pipeline
+from flaxformer_lite.data import batch_shapes
 from flaxformer_lite.training import memory, report
 from flaxformer_lite.training.interrupt import Background
 from flaxformer_lite.training.parallel import MeshMode, PmapMode
@@ -47,7 +47,7 @@ class Programs:
     def start(self, shape: Shape) -> Future:
         """Compiles the step for batches of `shape` in its turn."""
         if shape not in self._of_shape:
-            struct = pipeline.batch_struct(self._config, *shape)
+            struct = batch_shapes.struct(self._config, *shape)
             compile_step = functools.partial(self._mode.compile, self._step, self._state, struct, donate=True)
             self._of_shape[shape] = self._thread.submit(compile_step)
         return self._of_shape[shape]

@@ -269,6 +269,19 @@ def update_average(average: dict, params: dict, step: jax.Array, *, decay: float
     return optax.incremental_update(params, average, 1 - decay)
 
 
+def global_norm(tree: dict) -> jax.Array:
+    """The norm of all arrays of `tree` taken as one vector.
+
+    What all layers have is first added up, element by element: one loop over the like arrays of all layers where there
+    would be some for each array, most of what a step's program consists of.
+    """
+    squares: dict[tuple, jax.Array | float] = {}
+    for path, x in jax.tree.leaves_with_path(tree):
+        like = x.shape, path[-2:]  # such as query and kernel: of one layout over devices, too
+        squares[like] = squares.get(like, 0.0) + jnp.square(x)
+    return jnp.sqrt(sum(x.sum() for x in squares.values()))
+
+
 def train_step(
     state: TrainState,
     batch: Batch,
@@ -293,11 +306,11 @@ def train_step(
     sums = gradient_sums(state.params, batch, model=model, dropout_key=key, **options)
     gradients, sums = sums if axis_name is None else jax.lax.psum(sums, axis_name)
     tokens = jnp.maximum(sums["loss"][1], 1)
-    gradients = jax.tree.map(lambda g: g / tokens, gradients)
+    gradients = jax.tree.map(lambda g: g * (1 / tokens), gradients)
     with jax.named_scope("optimizer"):
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-    sums["grad_norm"] = (optax.tree.norm(gradients), jnp.ones(()))
+    sums["grad_norm"] = (global_norm(gradients), jnp.ones(()))
     ema = None if ema_decay is None else update_average(state.ema, params, state.step, decay=ema_decay)
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), sums
 
