@@ -1,8 +1,9 @@
 """What it saves on a CPU that freed memory is kept: time of a training step, and pages that the system had to make.
 
 Trains the default config on made-up batches in processes that give memory back, that keep it in one heap for all
-threads, as with several devices, and that keep it in the first thread's heap, as with one. How long the step compiles
-is told too, as threads that share a heap wait for each other.
+threads, as with several devices, and that keep it in the first thread's heap, as with one: there that thread runs the
+steps, in the others one of JAX's. How long the step compiles is told too, as threads that share a heap wait for each
+other.
 
     python benchmarks/kept_memory.py --repeats=5
 """
@@ -39,7 +40,7 @@ def measure(devices: int, config: str) -> dict[str, float]:
     from flaxformer_lite.config import resolve, with_vocabulary
     from flaxformer_lite.data import batch_shapes
     from flaxformer_lite.model import transformer
-    from flaxformer_lite.training import optim, step
+    from flaxformer_lite.training import optim, parallel, step
 
     chosen = resolve(load_config(find_config(config)))
     chosen = with_vocabulary(chosen, chosen.data.vocab_size)
@@ -52,7 +53,7 @@ def measure(devices: int, config: str) -> dict[str, float]:
     options = dict(model=model, optimizer=optimizer, label_smoothing=0.1)
     lowered = jax.jit(functools.partial(step.train_step, **options), donate_argnums=0).lower(state, batch)
     started = time.monotonic()
-    train_step = lowered.compile()
+    train_step = lowered.compile(compiler_options=parallel.compiler_options())
     compiled = time.monotonic() - started
     for number in range(2 * STEPS):
         if number == STEPS:

@@ -50,12 +50,16 @@ def computes_on_cpu() -> bool:
 
 def cpu_devices() -> int:
     """How many devices JAX will make of this CPU, by either of its switches."""
+    if jax.config.jax_num_cpu_devices >= 0:  # which goes before the other
+        return jax.config.jax_num_cpu_devices
     forced = re.findall(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return max(1, jax.config.jax_num_cpu_devices, *map(int, forced[-1:]))
+    return int(forced[-1]) if forced else 1
 
 
 def keep_memory(devices: int) -> None:
     """Has the C library keep what is freed for what is asked for next; does nothing where it is not glibc.
+
+    With one device it also turns JAX's asynchronous dispatch off, so JAX must not have looked for devices yet.
 
     On a CPU each step asks for its buffers anew, hundreds of MB. Given back in between, they come as fresh pages, which
     the system first fills with zeros: a fifth of a step's time.

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import zlib
 
-import jax
 import pytest
 
 from flaxformer_lite import runtime
@@ -126,12 +125,25 @@ def test_a_program_runs_again_without_fresh_pages_on_one_device_and_on_two(devic
     assert fresh_bytes(0) > 10 * fresh_bytes(devices)
 
 
-def test_the_devices_of_a_cpu_are_counted_by_either_switch(monkeypatch):
-    asked = jax.config.jax_num_cpu_devices
-    monkeypatch.setenv("XLA_FLAGS", "")
-    assert runtime.cpu_devices() == max(1, asked)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_x=y --xla_force_host_platform_device_count=11")
-    assert runtime.cpu_devices() == 11 > asked
+COUNT_DEVICES = "import jax; from flaxformer_lite import runtime; print(runtime.cpu_devices(), len(jax.devices()))"
+
+
+@pytest.mark.parametrize(
+    ("switches", "count"),
+    [
+        ({}, 1),
+        ({"JAX_NUM_CPU_DEVICES": "3"}, 3),
+        ({"XLA_FLAGS": "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=5"}, 5),
+        ({"JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, 1),
+    ],
+)
+def test_the_devices_of_a_cpu_are_as_many_as_jax_makes_by_either_switch(switches, count):
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
+    }
+    words = [sys.executable, "-c", COUNT_DEVICES]
+    told = subprocess.run(words, env=environment | switches, capture_output=True, text=True, check=True).stdout
+    assert told.split() == [str(count)] * 2
 
 
 @pytest.mark.parametrize(("platforms", "only_cpu"), [("cpu", True), ("cuda,cpu", False), ("tpu", False)])

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -137,12 +138,18 @@ def fill_rows(texts: Ragged, row_N: np.ndarray, *, rows: int, length: int) -> tu
     return ids.reshape(rows, length), segment.reshape(rows, length)
 
 
+def import_grain() -> ModuleType:
+    """Grain, which takes 0.3 s the first time: whoever reads data asks for it before batches are waited for."""
+    import grain
+
+    return grain
+
+
 def stream(
     batches: Batches, put: Callable[[dict[str, np.ndarray]], Any], *, first_step: int = 0, ahead: int = 2
 ) -> Iterator[Any]:
     """`put(batch)` of `first_step`, `first_step` + 1, ...: read in a thread, and put `ahead` steps before its turn."""
-    import grain  # only now: that takes 0.3 s, in which the step compiles
-
+    grain = import_grain()
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     remaining = iter(grain.MapDataset.source(batches)[first_step:].to_iter_dataset(options))
     waiting = collections.deque(put(batch) for batch in itertools.islice(remaining, ahead))

@@ -251,6 +251,7 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
       ValueError: a split is missing, has no labels, or holds nothing to train on, or the tokenizer is of other text.
         What one of several processes raises before they have waited for each other for the last time, all raise.
     """
+    loader.import_grain()
     splits = {role: getattr(config.data, f"{role}_split") for role in ROLES}
 
     def prepare() -> None:

@@ -199,7 +199,8 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
         given_BX = jnp.broadcast_to(_given(task, index)[:, None], ids_BXT.shape[:2])
         return jnp.where((given_BX != PAD)[:, :, None], sampling.force(log_prob_BXV, given_BX), allowed_BXV)
 
-    # The first token comes after the same, empty beginning for all hypotheses of a row: one of them is looked at.
+    # The first token comes after the same, empty beginning for all hypotheses of a row: one of them is looked at. At
+    # position 0 its entry of the cache is the first, as if there were no others.
     def first(state: beam.Beams) -> tuple[jax.Array, Any]:
         start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
         logits_BV, cache = task.next_logits(start_B, state.cache, state.index)

@@ -174,8 +174,8 @@ class Decoder(nn.Module):
     ) -> tuple[jax.Array, DecoderCache]:
         """The stack at the one position `index` of W texts a row; W = 1 without beams.
 
-        `part_BWL`: which of the W entries that the cache has for each position is each text's own; None: W = 1. Of
-        positions that the cache has no room for it is not read.
+        `part_BWL`: which of the W entries that the cache has for each position is each text's own; None: W = 1, or at
+        position 0 the first of more. Of positions that the cache has no room for it is not read.
         """
         W = x_BWD.shape[1]
         L = cache.self_attention[0].entries // W

@@ -6,7 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+THREEFRY = "key<fry>"  # the type of keys of JAX's default generator
+AT_ONCE = 2**22  # bytes of numbers that are drawn together, which lie beside those of the result for a moment
 
 
 def at_once(make: Callable[[], Any]) -> Callable[[], Any]:
@@ -14,6 +17,8 @@ def at_once(make: Callable[[], Any]) -> Callable[[], Any]:
 
     Each layer of a model draws its parameters as all others do, but for the key. XLA would compile each of these draws,
     long as it is, for numbers that are drawn once; mapped over the keys they are one, and the numbers are the same.
+    Large arrays are drawn one by one, and so is whatever is not of threefry keys, JAX's default: the numbers of others
+    are not those that each key gives by itself.
     """
 
     def made() -> Any:
@@ -43,16 +48,21 @@ def _batches(jaxpr: Jaxpr) -> Iterator[list[JaxprEqn]]:
         depth |= dict.fromkeys(equation.outvars, level)
         batches[level, _manner(equation) if _draws(equation) else number].append(equation)
     for _, alike in sorted(batches.items(), key=lambda item: item[0][0]):
-        yield alike
+        together = max(1, AT_ONCE // sum(map(_bytes, alike[0].outvars)))
+        yield from (alike[first : first + together] for first in range(0, len(alike), together))
 
 
 def _variables(atoms: list) -> list:
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
+def _bytes(variable: Var) -> int:
+    return variable.aval.size * variable.aval.dtype.itemsize
+
+
 def _draws(equation: JaxprEqn) -> bool:
-    """Whether it makes numbers, or another key, of a key."""
-    of_key = any(jnp.issubdtype(atom.aval.dtype, jax.dtypes.prng_key) for atom in equation.invars)
+    """Whether it makes numbers, or another key, of a threefry key."""
+    of_key = any(str(atom.aval.dtype) == THREEFRY for atom in equation.invars)
     return of_key and equation.primitive.name in ("random_fold_in", "jit", "pjit")
 
 
@@ -65,6 +75,8 @@ def _evaluate(alike: list[JaxprEqn], arguments: list[list[Any]]) -> list[list[An
     """The results of each equation, whose arguments are given."""
 
     def one(*arguments: Any) -> list[Any]:
+        if "call_jaxpr" in alike[0].params:  # a function with a derivative of its own, of which there is no need
+            return jaxpr_as_fun(alike[0].params["call_jaxpr"])(*arguments)
         result = alike[0].primitive.bind(*arguments, **alike[0].params)
         return result if alike[0].primitive.multiple_results else [result]
 

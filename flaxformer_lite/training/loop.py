@@ -180,7 +180,7 @@ def _train(
                 run_step = programs.get(data.train.plan.shape(done))
             state, sums = run_step(state, batch)
             done += 1
-            if unsettled:  # only now, with the next step on its way
+            if unsettled:  # only now, with the next step on its way, or made where a step is waited for at once
                 settle(*unsettled)
             unsettled = (done, sums)
             if checkpoints.due(done):

@@ -27,9 +27,8 @@ AXIS = DATA
 # And LLVM is to do less: a step is as fast, libraries compute its products, and compiling takes a tenth less time.
 COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_backend_optimization_level": "1"}}
 
-TRACING = (
-    threading.Lock()
-)  # held by who traces: Python traces two programs at once no sooner, and neither is done early
+# Held by who traces a step, or the state before the first: two at once share Python's lock, and both are late.
+TRACING = threading.Lock()
 
 SILENCE = 30  # seconds without a sign of life after which a process is taken for dead, and the others end
 
@@ -202,7 +201,9 @@ class MeshMode:
         """What `initial_state` returns, each device making its own part of it."""
         with TRACING:
             shardings = sharding.of(jax.eval_shape(initial_state), self.mesh)
-            lowered = jax.jit(draws.at_once(initial_state), out_shardings=shardings).lower()
+            # Over devices each draws its own part of each array, and no more.
+            drawn = draws.at_once(initial_state) if self.mesh.size == 1 else initial_state
+            lowered = jax.jit(drawn, out_shardings=shardings).lower()
         return lowered.compile(compiler_options=compiler_options())()
 
     def put_state(self, state: Tree) -> Tree:
