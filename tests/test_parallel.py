@@ -24,8 +24,8 @@ from flaxformer_lite.training import step as step_lib
 
 STEPS, ROWS, LENGTH, V, CLASSES = 20, 16, 13, 37, 5
 ARMS = {"one device": ("mesh", 1), "mesh of 8": ("mesh", 8), "pmap over 8": ("pmap", 8)}
-# GELU, as ReLU's gradient is one thing or another where rounding decides whether a number is above 0: now and then a run
-# on other devices is then 1e-4 apart.
+# GELU, as ReLU's gradient is one thing or another where rounding decides whether a number is above 0: now and then, a
+# run on other devices is then 1e-4 apart.
 MODEL = ModelConfig(
     activation="gelu",
     vocab_size=V,

@@ -23,8 +23,8 @@ from flaxformer_lite.training import losses as losses_lib
 from flaxformer_lite.training import step as step_lib
 
 STEPS, HALF, ROWS, LENGTH = 20, 10, 16, 13
-# GELU, as ReLU's gradient is one thing or another where rounding decides whether a number is above 0: now and then a run
-# on other devices is then 1e-4 apart.
+# GELU, as ReLU's gradient is one thing or another where rounding decides whether a number is above 0: now and then, a
+# run on other devices is then 1e-4 apart.
 MODEL = ModelConfig(
     activation="gelu",
     vocab_size=40,
