@@ -50,8 +50,8 @@ def _adam(
 def scale_by_adam(*, b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """Adam (Kingma 2015, algorithm 1), as `optax.scale_by_adam`, whose state it has, but for rounding.
 
-    The averages' bias is corrected in two scalars, as the end of the paper's section 2 has it, and not in each element:
-    of all that a step traces the optimizer is half, and so the first step is there an eighth sooner.
+    The averages' bias is corrected in two scalars, as the end of the paper's section 2 has it. Corrected in each
+    element, it makes the optimizer half of all that a step traces; so the first step is there an eighth sooner.
     """
 
     def update(gradients: optax.Updates, state: optax.ScaleByAdamState, params: optax.Params | None = None):

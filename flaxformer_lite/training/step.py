@@ -305,9 +305,7 @@ def train_step(
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
     sums = gradient_sums(state.params, batch, model=model, dropout_key=key, **options)
     gradients, sums = sums if axis_name is None else jax.lax.psum(sums, axis_name)
-    share = 1 / jnp.maximum(
-        sums["loss"][1], 1
-    )  # of a token; to multiply by it takes less of the program than to divide
+    share = 1 / jnp.maximum(sums["loss"][1], 1)  # of a token: a factor takes less of the program than a divisor
     gradients = jax.tree.map(lambda g: g * share, gradients)
     with jax.named_scope("optimizer"):
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
