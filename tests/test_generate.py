@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding import generate
-from flaxformer_lite.decoding.decoder import Decoder, padded_length, rows_for
+from flaxformer_lite.decoding.decoder import Decoder, padded_length, room_for, rows_for
 from flaxformer_lite.decoding.generate import best, continuation, make_pick, rooms, translation
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
@@ -158,6 +158,10 @@ PADDED = [(2, 16), (16, 16), (17, 24), (24, 24), (25, 32), (32, 32), (33, 48), (
 @pytest.mark.parametrize(("length", "padded"), PADDED)
 def test_inputs_are_padded_to_a_power_of_two_or_three_quarters_of_one_or_the_longest_the_model_takes(length, padded):
     assert padded_length(length, 97) == padded
+
+
+def test_texts_have_room_for_whole_fours_of_positions_within_the_model():
+    assert [room_for(length, 97) for length in (1, 4, 5, 35, 96, 97, 150)] == [4, 4, 8, 36, 96, 97, 97]
 
 
 def test_no_source_gives_no_output_and_empty_sources_give_empty_outputs_without_a_model(model):

@@ -144,7 +144,8 @@ def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search)
     # log-probability s becomes, its score is at most s / penalty(limit). Once the N-th finished text is no worse than
     # this bound for the best live one, nothing can change. (Stopping at the first N finished texts, or comparing with
     # s / penalty(length so far), is not safe: a longer text may still overtake.)
-    bound_B1 = on_BW[:, :1] / length_penalty(limit_B, search)[:, None]
+    best_B1 = on_BW.max(axis=1, keepdims=True)  # the first; were it cut out, XLA would sort all that `top_k` looks at
+    bound_B1 = best_B1 / length_penalty(limit_B, search)[:, None]
     certain_B1 = at_limit_B1 | (score_BN[:, -1:] >= bound_B1)
     on_BW = jnp.where(certain_B1, NONE, on_BW)
     return Beams(length, live_BWT, part_BWT, on_BW, done_BNT, score_BN, cache)
