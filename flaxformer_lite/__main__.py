@@ -109,6 +109,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         evaluate.check_folder(output)
     if request.output:  # the run's own may have been copied with it
         evaluate.check_unused(output, **what)
+    evaluate.check_references(output, list(references), split=request.split, config=run.config, origin=run.origin)
     measured = evaluate.evaluate_run(run, request.split, references=references, **request.resampling)
     intervals = measured.scores.intervals if measured.scores else None
     print(f"{request.workdir}, {request.split} split, {run.origin}\n{report.table(measured.values, intervals)}")

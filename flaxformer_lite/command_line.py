@@ -17,7 +17,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from flaxformer_lite.config import did_you_mean
-from flaxformer_lite.data.line_windows import as_text, decode_line
+from flaxformer_lite.data.line_windows import UNREADABLE, as_text, decode_line, open_bytes, why_unreadable
 from flaxformer_lite.places import behind_links, in_bucket, is_stream, why_unwritable, write_whole
 
 PACKAGE = Path(__file__).parent
@@ -236,13 +236,16 @@ def _line_in(error: BaseException, file: Path) -> str:
 def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     """The lines of a UTF-8 file, that `flag` named, or of standard input, without their line ends (LF or CRLF).
 
+    A file whose name ends in .gz is unpacked.
+
     Raises:
       ValueError: the file cannot be read, or a line is not UTF-8; it is named.
     """
     try:
-        raw = path.read_bytes() if path else sys.stdin.buffer.read()
-    except OSError as error:
-        raise ValueError(f"{flag}={path}: cannot be read: {error.strerror}.") from error
+        with contextlib.closing(open_bytes(path)) if path else contextlib.nullcontext(sys.stdin.buffer) as file:
+            raw = file.read()
+    except UNREADABLE as error:
+        raise ValueError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error
     lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
     return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from flaxformer_lite import scoring, trained
 from flaxformer_lite.config import Config, DecodeConfig
-from flaxformer_lite.data import batch_shapes, pipeline
+from flaxformer_lite.data import batch_shapes, own_text, pipeline
 from flaxformer_lite.data.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokenizer import Tokenizer
@@ -38,6 +38,7 @@ class Measurement:
     note: str = ""  # what belongs to the values: sacreBLEU's signatures, a classifier's table of mistakes
     hypotheses: Sequence[str] = ()  # the translations that were scored
     scores: scoring.Scores | None = None  # of them
+    too_long: int = 0  # of their sources, more than the model takes: these translations are empty
 
 
 def by_kind(hypotheses: Sequence[str], references: Sequence[Sequence[str]], kinds: Sequence[str]) -> dict[str, float]:
@@ -120,8 +121,10 @@ class Evaluator:
             scores = scoring.score(hypotheses, references, tokenized=tokenized)
         known = decode is None and split.texts.kind is not None
         kinds = by_kind(hypotheses, references, split.texts.kind) if known else {}
+        too_long = sum(not self._fits(ids) for ids in split.tokens.source[:count])
         samples, note = report.translations(split.texts, hypotheses), report.signatures(scores)
-        return Measurement({**values, **scores.values, **kinds}, samples, note, hypotheses, scores)
+        note += report.untranslated(too_long, count, self._decoder.max_length)
+        return Measurement({**values, **scores.values, **kinds}, samples, note, hypotheses, scores, too_long)
 
     def _sum_over(self, split: Split, params: dict, name: str) -> metrics.Sums | jax.Array:
         """What the step `name` returns, added over all batches of `split`; `params` as the mode holds them."""
@@ -140,8 +143,11 @@ class Evaluator:
 
     def _translate(self, params: dict, sources: Sequence[np.ndarray]) -> list[str]:
         """The text of each source's translation, empty for one that the model cannot take; `params` whole."""
-        fits = [ids if len(ids) < self._decoder.max_length else ids[:0] for ids in sources]
+        fits = [ids if self._fits(ids) else ids[:0] for ids in sources]
         return self._tokenizer.decode(self._decoder(params, fits, between_batches=self._between_batches))
+
+    def _fits(self, ids: np.ndarray) -> bool:
+        return len(ids) < self._decoder.max_length  # the end symbol takes a place
 
     def _write(self, params: dict) -> list[str]:
         """Texts that the language model makes of nothing, one if it always makes the same; `params` whole."""
@@ -177,6 +183,7 @@ def evaluate_run(
 
     Raises:
       ValueError: there is no such split, it has not as many examples as references, or the model translates nothing.
+        Or files of one's own text are not those that the run was trained with.
     """
     config, data = run.config, run.config.data
     if (references or bootstrap) and config.model.architecture != "encoder_decoder":
@@ -184,6 +191,11 @@ def evaluate_run(
         raise ValueError(f"{flag}: goes with translations, and a {config.model.architecture!r} makes none.")
     dataset = pipeline.open_dataset(config)
     dataset.prepare()
+    if changed := own_text.changed(run.record.get("files") or dataset.contents, dataset.contents):
+        raise ValueError(
+            f"{', '.join(changed)}: not what the run was trained with; put the old text back, or measure other text "
+            "with flaxformer-lite translate, and score."
+        )
     if run.label_names is not None and dataset.label_names != run.label_names:
         raise ValueError(
             f"config.data: the labels of {dataset.name} are {', '.join(dataset.label_names)}, and this run "
@@ -220,6 +232,21 @@ def check_unused(folder: Path, *, run: Path, split: str, config: Config, origin:
                 raise ValueError(f"--output={folder}: {path.name} there is of the run {other}; name another folder.")
 
 
+def check_references(
+    folder: Path, references: Sequence[str], *, split: str, config: Config, origin: trained.Origin
+) -> None:
+    """Raises ValueError if `save` would write over scores against other references, which have the same names."""
+    path = folder / _scores_name(split, config, origin, references)
+    try:
+        others = json.loads(path.read_text(encoding="utf-8"))["references"]
+    except (OSError, ValueError, KeyError):
+        return
+    if references and others != list(references):
+        raise ValueError(
+            f"{path}: there are scores against {', '.join(others)}; name another folder with --output, or move them."
+        )
+
+
 def save(
     measured: Measurement,
     folder: Path,
@@ -244,14 +271,14 @@ def save(
     if measured.scores is None:
         return []
     name = _name(split, config, origin)
-    against = "".join(f".{urllib.parse.quote(Path(each).name, safe='')}" for each in references)
-    texts, scores = folder / f"{name}.hypotheses.txt", folder / f"{name}{against}{SCORES}"
+    texts, scores = folder / f"{name}.hypotheses.txt", folder / _scores_name(split, config, origin, references)
     intervals = measured.scores.intervals
     facts = {
         "run": str(absolute(run)),
         "hypotheses": texts.name,
         "references": list(references) or "the split's own",
         "sentences": len(measured.hypotheses),
+        "too_long": measured.too_long,
         "data": dataclasses.asdict(config.data),
         "split": split,
         "steps": origin.steps,
@@ -276,6 +303,11 @@ def save(
 def _name(split: str, config: Config, origin: trained.Origin) -> str:
     """What the names of files begin with that tell of a measurement."""
     return f"{urllib.parse.quote(split, safe='[]:%+')}.{origin.label}.{_method(config.decode)}"
+
+
+def _scores_name(split: str, config: Config, origin: trained.Origin, references: Sequence[str]) -> str:
+    against = "".join(f".{urllib.parse.quote(Path(each).name, safe='')}" for each in references)
+    return f"{_name(split, config, origin)}{against}{SCORES}"
 
 
 def _method(decode: DecodeConfig) -> str:

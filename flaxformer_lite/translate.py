@@ -31,7 +31,7 @@ class Translator:
         self._decoder = trained.make_decoder(run.model, run.config, run.mesh)
 
     def __call__(self, texts: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
-        """One translation a text, which begins with the text's prefix; an empty text gives an empty translation.
+        """One translation a text, which begins with its prefix; an empty text, or one of white space, has an empty one.
 
         Raises:
           ValueError: a text or a prefix has more tokens than the model takes; it is named by its number, counted from
@@ -88,7 +88,7 @@ class Translator:
     def _encode(
         self, texts: Sequence[str], prefixes: Sequence[str] | None
     ) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
-        sources = self.run.encode(texts)
+        sources = _sources(self.run, texts)
         if prefixes is None:
             return sources, None
         if len(prefixes) != len(texts):
@@ -141,7 +141,12 @@ class LineTranslator:
         advice = "split it into shorter sentences, or have that done by --long=split"
         if name == "text" or self._n_best:
             advice = "split it into shorter sentences"
-        return self._run.encode(texts, name=name, numbers=numbers, advice=advice)
+        return _sources(self._run, texts, name=name, numbers=numbers, advice=advice)
+
+
+def _sources(run: trained.Trained, texts: Sequence[str], **called: object) -> list[np.ndarray]:
+    """`run.encode` of the texts, of which those of white space alone are as empty ones."""
+    return run.encode(["" if text.isspace() else text for text in texts], **called)
 
 
 def load(

@@ -1,6 +1,7 @@
 """Flags, config files and overrides are read as they are meant, or one line says what was wrong."""
 
 import functools
+import gzip
 import io
 import os
 import subprocess
@@ -297,6 +298,15 @@ def test_lines_end_at_line_feeds_with_or_without_a_return_and_nothing_else_is_ta
     assert read_lines(tmp_path / "in") == lines
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw)))
     assert read_lines(None) == lines
+
+
+def test_a_packed_file_is_unpacked_or_refused(tmp_path):
+    packed = gzip.compress(b"a\n\nb")
+    (tmp_path / "in.gz").write_bytes(packed)
+    assert read_lines(tmp_path / "in.gz") == ["a", "", "b"]
+    (tmp_path / "in.gz").write_bytes(packed[:-9])
+    with pytest.raises(ValueError, match=r"^--references=.*in\.gz: cannot be read: \w+"):
+        read_lines(tmp_path / "in.gz", flag="--references")
 
 
 def test_a_line_that_is_not_utf_8_is_named_with_its_file_and_its_column(tmp_path, monkeypatch):

@@ -140,7 +140,9 @@ def test_translations_are_scored_and_shown_and_what_the_model_cannot_take_has_an
     assert scores == measured.scores and list(measured.hypotheses) == shown
     kinds = evaluate.by_kind(shown, [PAIRS.target], PAIRS.kind)
     assert measured.values.items() >= (scores.values | kinds).items()
-    assert measured.note == report.signatures(scores)
+    assert (measured.too_long, measured.note.splitlines()[:-1]) == (1, report.signatures(scores).splitlines())
+    told = f"sources of {LONGEST} tokens or more, too many for the model: 1 of 12; their translations are empty"
+    assert measured.note.splitlines()[-1].startswith(told)
     assert measured.samples == report.translations(PAIRS, shown)
     assert measured.values["perplexity"] == pytest.approx(math.exp(measured.values["loss"]))
 
@@ -191,6 +193,7 @@ MEASURED = evaluate.Measurement(
     {"loss": 0.5, "perplexity": math.inf, "bleu": 31.0, "exact_match/date": 0.25},
     hypotheses=["3. Mai", "", "zwei\nZeilen\r\u2028"],
     scores=scoring.Scores({"bleu": 31.0}, {"bleu": "nrefs:1|tok:13a"}, {"bleu": (30.5, 1.5)}),
+    too_long=1,
 )
 
 
@@ -216,6 +219,7 @@ def test_translations_are_kept_one_a_line_beside_their_scores_and_what_they_are_
         "bleu": {"mean": 30.5, "plus_minus": 1.5}
     }
     assert (facts["hypotheses"], facts["sentences"], facts["references"]) == (texts.name, 3, "the split's own")
+    assert facts["too_long"] == 1
     assert facts["run"] == str(Path.cwd() / "a")
     assert (facts["split"], facts["steps"], facts["parameters"], facts["average"]) == ("test", [48], "raw", None)
     assert facts["decode"]["temperature"] == 0.5
@@ -255,6 +259,18 @@ def test_what_was_kept_of_another_run_is_not_written_over(tmp_path):
     del facts["run"]  # as of before
     scores.write_text(json.dumps(facts))
     evaluate.check_unused(tmp_path, **of_run("b"))
+
+
+def test_scores_against_references_are_not_written_over_by_those_against_others_of_the_same_name(tmp_path):
+    where = {name: value for name, value in of_run("a").items() if name != "run"}
+    evaluate.check_references(tmp_path, ["of/mine.txt"], **where)
+    evaluate.check_references(tmp_path, [], **where)
+    _, scores = save(tmp_path, references=["of/mine.txt"])
+    evaluate.check_references(tmp_path, ["of/mine.txt"], **where)
+    evaluate.check_references(tmp_path, ["other.txt"], **where)
+    words = f"{scores}: there are scores against of/mine.txt; name another folder with --output, or move them."
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        evaluate.check_references(tmp_path, ["others/mine.txt"], **where)
 
 
 def test_where_nothing_was_translated_nothing_is_kept(tmp_path):

@@ -1,5 +1,6 @@
 """Lines come window by window: where windows end is a function of the bytes, and memory is bounded by one of them."""
 
+import gzip
 import hashlib
 import io
 import os
@@ -33,6 +34,27 @@ def test_windows_hold_all_lines_in_order_and_know_their_numbers(path):
     assert [len(window.lines) for window in windows] == [5, 5, 5, 3]
     assert [window.numbers for window in windows] == [range(1, 6), range(6, 11), range(11, 16), range(16, 19)]
     assert {window.name for window in windows} == {f"{path}, line"}
+
+
+def test_a_file_that_is_packed_is_read_as_what_is_in_it_and_nobody_knows_its_size(path):
+    packed = path.with_suffix(".gz")
+    packed.write_bytes(gzip.compress(RAW))
+    assert [window.lines for window in windows_of(packed)] == [window.lines for window in windows_of(path)]
+    with LineReader(packed) as reader:
+        first = next(reader.windows(5))
+        done = reader.done()
+    rest = windows_of(packed, bytes=done["bytes"], lines=done["lines"])
+    assert [*first.lines, *(line for window in rest for line in window.lines)] == LINES
+    for file, size in ((packed, None), (path, len(RAW))):
+        with LineReader(file) as reader:
+            assert reader.size == size
+
+
+@pytest.mark.parametrize("raw", [gzip.compress(RAW)[:-11], RAW])
+def test_a_packed_file_that_is_cut_off_or_is_none_cannot_be_read(tmp_path, raw):
+    (tmp_path / "in.gz").write_bytes(raw)
+    with pytest.raises(ValueError, match=r"^--input=.*in\.gz: cannot be read: \w+"):
+        windows_of(tmp_path / "in.gz")
 
 
 def test_a_window_ends_early_before_it_is_too_large_and_nothing_is_lost(path, monkeypatch):

@@ -557,7 +557,11 @@ def test_a_run_on_text_of_ones_own_goes_on_until_a_file_changes_which_is_then_na
     assert (
         said.startswith("error: validation.de: not what the run in ") and "up to step 2; put the old one back" in said
     )
+    assert main_in_this_process(monkeypatch, "evaluate", longer) == 2
+    *_, said = capfd.readouterr().err.splitlines()
+    assert said.startswith("error: validation.de: not what the run was trained with; put the old text back")
     Path("validation.de").write_text(before)
+    assert main_in_this_process(monkeypatch, "evaluate", longer) == 0
     assert main_in_this_process(monkeypatch, "train", longer, "--config.train.num_steps=4") == 0
     assert runs.last_step(tmp_path / "run") == 4
 

@@ -78,6 +78,13 @@ def test_a_translator_keeps_the_order_and_answers_an_empty_text_with_an_empty_te
     assert answers[1:-1] == [translator([text])[0] for text in TEXTS]
 
 
+def test_a_text_of_white_space_alone_has_an_empty_translation_by_every_way():
+    translator = translate.Translator(run_of("encoder_decoder", **BEAM))
+    blank = [" ", "\t", "\u00a0\u202f", " " * LONGEST]
+    assert translator(blank) == list(translator.stream(blank)) == [""] * len(blank)
+    assert translator.n_best(blank, 3) == [[("", 0.0)]] * len(blank)
+
+
 def test_a_translator_refuses_a_text_that_is_too_long_by_its_number():
     assert_refuses_by_its_number(translate.Translator(run_of("encoder_decoder")), LONGEST - 1)  # and an end symbol
 

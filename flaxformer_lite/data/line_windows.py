@@ -1,11 +1,13 @@
 """Lines of text read some at a time, so that an input of any size, or one without end, takes little memory."""
 
 import codecs
+import gzip
 import hashlib
 import io
 import os
 import stat
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
@@ -14,7 +16,8 @@ from typing import BinaryIO, ClassVar, NamedTuple
 # for a job that is killed does one window again, and whoever waits at a pipe waits for one.
 WINDOW = 2048
 WINDOW_BYTES = 1 << 22  # a window ends early before it is larger, and no line may be: these bounds are that of memory
-CHUNK = 1 << 20  # bytes that are skipped at a time
+CHUNK = 1 << 20  # bytes that are read or skipped at a time
+UNREADABLE = OSError, EOFError, zlib.error  # what reading a file raises, if it is gzip
 
 
 class Window(NamedTuple):
@@ -42,6 +45,16 @@ def decode_line(line: bytes, name: str, number: int) -> str:
         ) from error
 
 
+def open_bytes(path: Path) -> BinaryIO:
+    """The bytes of a file, unpacked if its name ends in .gz; opening and reading raise what `UNREADABLE` holds."""
+    return io.BufferedReader(gzip.open(path), CHUNK) if path.name.endswith(".gz") else open(path, "rb")
+
+
+def why_unreadable(error: Exception) -> str:
+    """What one of `UNREADABLE` says."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def as_text(lines: Iterable[str]) -> str:
     """A line each; a line end within one is a space."""
     return "".join(line.replace("\n", " ") + "\n" for line in lines)
@@ -52,7 +65,7 @@ class LineReader:
 
     Attributes:
       name: what errors call it.
-      size: bytes that there are in all; None where nobody knows, as of a pipe.
+      size: bytes that there are in all; None where nobody knows, as of a pipe or before they are unpacked.
       lines, bytes: how many are behind it.
     """
 
@@ -62,8 +75,8 @@ class LineReader:
         """Raises ValueError if the file cannot be read."""
         self._path, self.name = path, str(path or "standard input")
         try:
-            self._file: BinaryIO = open(path, "rb") if path else sys.stdin.buffer  # noqa: SIM115
-        except OSError as error:
+            self._file = open_bytes(path) if path else sys.stdin.buffer
+        except UNREADABLE as error:
             raise self._unreadable(error) from error
         self.size, self.lines, self.bytes = _size(self._file), 0, 0
         self._digest = hashlib.sha256()
@@ -123,15 +136,17 @@ class LineReader:
     def _read(self, how, size: int) -> bytes:
         try:
             return how(size)
-        except OSError as error:
+        except UNREADABLE as error:
             raise self._unreadable(error) from error
 
-    def _unreadable(self, error: OSError) -> ValueError:
-        return ValueError(f"--input={self.name}: cannot be read: {error.strerror}.")
+    def _unreadable(self, error: Exception) -> ValueError:
+        return ValueError(f"--input={self.name}: cannot be read: {why_unreadable(error)}.")
 
 
 def _size(file: BinaryIO) -> int | None:
     try:
+        if isinstance(getattr(file, "raw", None), gzip.GzipFile):
+            return None
         found = os.fstat(file.fileno())
     except (OSError, io.UnsupportedOperation):
         return None

@@ -256,6 +256,11 @@ def _digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Which files differ, of digests by path: other text, one more, or one less."""
+    return sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
+
+
 def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
     """20 hexadecimal digits of all that the dataset depends on: what is in the files, and how it is read."""
     files = {

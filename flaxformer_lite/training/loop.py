@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from flaxformer_lite import agreement, evaluate, places, trained
 from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, with_classes, with_vocabulary
-from flaxformer_lite.data import batch_shapes, loader, pipeline
+from flaxformer_lite.data import batch_shapes, loader, own_text, pipeline
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.tokenizer import Tokenizer
 from flaxformer_lite.model import transformer
@@ -316,8 +316,7 @@ def _check_identity(
                 f"train.best_metric={config.train.best_metric!r} would be compared with what {new!r} gives; leave it "
                 "as it was until training has ended, or use a new --workdir."
             )
-    then, now = record.get("files", {}), identity["files"]
-    changed = sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
+    changed = own_text.changed(record.get("files", {}), identity["files"])
     named = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}
     for name, what in named.items():
         if record.get(name, {}) != identity[name]:

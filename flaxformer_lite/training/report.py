@@ -129,6 +129,16 @@ def signatures(scores: Scores) -> str:
     return "\n".join(f"{name}: sacreBLEU signature {signature}" for name, signature in scores.signatures.items())
 
 
+def untranslated(too_long: int, count: int, longest: int) -> str:
+    """A line on the sources that the model cannot take, if there are any."""
+    if not too_long:
+        return ""
+    return (
+        f"\nsources of {longest:,} tokens or more, too many for the model: {too_long:,} of {count:,}; their "
+        "translations are empty here; flaxformer-lite translate --long=split makes some in segments, for score"
+    )
+
+
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
