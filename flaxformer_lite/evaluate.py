@@ -190,12 +190,12 @@ def evaluate_run(
         flag = "--references" if references else "--bootstrap"
         raise ValueError(f"{flag}: goes with translations, and a {config.model.architecture!r} makes none.")
     dataset = pipeline.open_dataset(config)
-    dataset.prepare()
     if changed := own_text.changed(run.record.get("files") or dataset.contents, dataset.contents):
         raise ValueError(
             f"{', '.join(changed)}: not what the run was trained with; put the old text back, or measure other text "
             "with flaxformer-lite translate, and score."
         )
+    dataset.prepare()
     if run.label_names is not None and dataset.label_names != run.label_names:
         raise ValueError(
             f"config.data: the labels of {dataset.name} are {', '.join(dataset.label_names)}, and this run "
@@ -226,7 +226,7 @@ def check_unused(folder: Path, *, run: Path, split: str, config: Config, origin:
         if path.name.startswith(f"{name}.") and path.name.endswith(SCORES):
             try:
                 other = json.loads(path.read_text(encoding="utf-8"))["run"]
-            except (ValueError, KeyError):  # of before runs were named, or of something else
+            except (ValueError, KeyError, TypeError):  # of before runs were named, or of something else
                 continue
             if other != str(absolute(run)):
                 raise ValueError(f"--output={folder}: {path.name} there is of the run {other}; name another folder.")
@@ -239,7 +239,7 @@ def check_references(
     path = folder / _scores_name(split, config, origin, references)
     try:
         others = json.loads(path.read_text(encoding="utf-8"))["references"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is something else
         return
     if references and others != list(references):
         raise ValueError(

@@ -273,7 +273,7 @@ def check(corpora: Mapping[str, Corpus], listing: TextIO | None) -> dict[str, Fo
         told = [f"{split}: {counted.counts()}. They are: {counted.where()}" for split, counted in found.items()]
         raise ValueError(
             f"{'. '.join(text for text, counted in zip(told, found.values(), strict=True) if counted.faulty)}. "
-            "Mend them, or leave these examples out with data.faults=drop."
+            "Mend them, or list all of them and leave these examples out with data.faults=drop."
         )
     for split, counted in found.items():
         if not counted.shards:
