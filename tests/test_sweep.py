@@ -299,13 +299,14 @@ def test_points_run_side_by_side_each_with_a_gpu_of_its_own(tmp_path):
     with start(sweep, folder, "--gpus=4,7", stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as sweeping:
 
         def both():
-            for pid in of_folder(folder):
+            pids = of_folder(folder)
+            for pid in pids:
                 try:
                     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 except OSError:
                     continue
                 seen[pid] = [word for word in words if word.startswith(b"CUDA_VISIBLE_DEVICES=")]
-            return len(of_folder(folder)) == 2
+            return len(pids) == 2 and all(seen.get(pid) for pid in pids)  # none has just begun, and is not read yet
 
         runs.wait_until(both, sweeping)
         _, errors = sweeping.communicate(timeout=300)
