@@ -17,7 +17,8 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from flaxformer_lite.config import did_you_mean
-from flaxformer_lite.data.line_windows import UNREADABLE, as_text, decode_line, open_bytes, why_unreadable
+from flaxformer_lite.data.line_windows import as_text, decode_line
+from flaxformer_lite.data.text_files import UNREADABLE, open_bytes, why_unreadable
 from flaxformer_lite.places import behind_links, in_bucket, is_stream, why_unwritable, write_whole
 
 PACKAGE = Path(__file__).parent
@@ -242,7 +243,7 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
       ValueError: the file cannot be read, or a line is not UTF-8; it is named.
     """
     try:
-        with contextlib.closing(open_bytes(path)) if path else contextlib.nullcontext(sys.stdin.buffer) as file:
+        with open_bytes(path) if path else contextlib.nullcontext(sys.stdin.buffer) as file:
             raw = file.read()
     except UNREADABLE as error:
         raise ValueError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error

@@ -122,8 +122,8 @@ class Evaluator:
         known = decode is None and split.texts.kind is not None
         kinds = by_kind(hypotheses, references, split.texts.kind) if known else {}
         too_long = sum(not self._fits(ids) for ids in split.tokens.source[:count])
-        samples, note = report.translations(split.texts, hypotheses), report.signatures(scores)
-        note += report.untranslated(too_long, count, self._decoder.max_length)
+        notes = report.signatures(scores), report.untranslated(too_long, count, self._decoder.max_length)
+        samples, note = report.translations(split.texts, hypotheses), "\n".join(filter(None, notes))
         return Measurement({**values, **scores.values, **kinds}, samples, note, hypotheses, scores, too_long)
 
     def _sum_over(self, split: Split, params: dict, name: str) -> metrics.Sums | jax.Array:

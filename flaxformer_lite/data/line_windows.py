@@ -7,17 +7,17 @@ import io
 import os
 import stat
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
+
+from flaxformer_lite.data.text_files import UNREADABLE, open_bytes, why_unreadable
 
 # Lines of a window. Enough to fill eight batches of the shortest sentences with sentences of like length; and no more,
 # for a job that is killed does one window again, and whoever waits at a pipe waits for one.
 WINDOW = 2048
 WINDOW_BYTES = 1 << 22  # a window ends early before it is larger, and no line may be: these bounds are that of memory
-CHUNK = 1 << 20  # bytes that are read or skipped at a time
-UNREADABLE = OSError, EOFError, zlib.error  # what reading a file raises, if it is gzip
+CHUNK = 1 << 20  # bytes that are skipped at a time
 
 
 class Window(NamedTuple):
@@ -43,16 +43,6 @@ def decode_line(line: bytes, name: str, number: int) -> str:
             f"{name}, line {number}: expected UTF-8, got byte 0x{line[error.start]:02x} at column "
             f"{error.start + 1}; convert it, for example with iconv -t UTF-8."
         ) from error
-
-
-def open_bytes(path: Path) -> BinaryIO:
-    """The bytes of a file, unpacked if its name ends in .gz; opening and reading raise what `UNREADABLE` holds."""
-    return io.BufferedReader(gzip.open(path), CHUNK) if path.name.endswith(".gz") else open(path, "rb")
-
-
-def why_unreadable(error: Exception) -> str:
-    """What one of `UNREADABLE` says."""
-    return getattr(error, "strerror", None) or str(error)
 
 
 def as_text(lines: Iterable[str]) -> str:

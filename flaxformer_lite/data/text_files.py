@@ -21,6 +21,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
 
 SORTS = (
@@ -42,6 +43,7 @@ SEPARATORS = "\n\x0b\x0c\r\x1c\x1d\x1e\x85\u2028\u2029"
 LABEL = "label"
 CHUNK = 1 << 20  # bytes that are read at a time
 SHARD_CHARACTERS = 1 << 26  # of text in one file of the dataset, about
+UNREADABLE = (OSError, EOFError, zlib.error)  # gzip raises all three
 SHOWN = 3  # faults of a sort that a message names
 
 
@@ -183,7 +185,7 @@ def lines(path: str, *, longest: int) -> Iterator[bytes]:
     """
     limit, number = longest + len(codecs.BOM_UTF8 + b"\r\n") + 1, 0
     try:
-        with _open(path) as file:
+        with open_bytes(path) as file:
             while line := file.readline(limit):
                 end = line
                 while end and not end.endswith(b"\n"):
@@ -192,15 +194,20 @@ def lines(path: str, *, longest: int) -> Iterator[bytes]:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
                 number += 1
-    except (OSError, EOFError, zlib.error) as error:  # gzip raises all three
-        reason = getattr(error, "strerror", None) or str(error)
+    except UNREADABLE as error:
         raise ValueError(
-            f"{path}, after line {number:,}: cannot be read ({reason}); put a whole file there."
+            f"{path}, after line {number:,}: cannot be read ({why_unreadable(error)}); put a whole file there."
         ) from error
 
 
-def _open(path: str) -> BinaryIO:
-    return io.BufferedReader(gzip.open(path), CHUNK) if path.endswith(".gz") else open(path, "rb", CHUNK)
+def open_bytes(path: str | Path) -> BinaryIO:
+    """The bytes of a file, unpacked if its name ends in .gz; opening and reading raise one of `UNREADABLE`."""
+    return io.BufferedReader(gzip.open(path), CHUNK) if str(path).endswith(".gz") else open(path, "rb", CHUNK)
+
+
+def why_unreadable(error: Exception) -> str:
+    """What one of `UNREADABLE` says."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 @dataclasses.dataclass

@@ -134,7 +134,7 @@ def untranslated(too_long: int, count: int, longest: int) -> str:
     if not too_long:
         return ""
     return (
-        f"\nsources of {longest:,} tokens or more, too many for the model: {too_long:,} of {count:,}; their "
+        f"sources of {longest:,} tokens or more, too many for the model: {too_long:,} of {count:,}; their "
         "translations are empty here; flaxformer-lite translate --long=split makes some in segments, for score"
     )
 
