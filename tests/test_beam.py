@@ -46,7 +46,8 @@ def step_of(rows):
         past_BWT = jnp.take_along_axis(cache_BWT, state.part_BWT, axis=1)  # a token stands where the next step put it
         value_T = jnp.asarray([0, *(V**i for i in range(T - 1))]) * (jnp.arange(T) <= index)
         number_BW = jnp.einsum("BWT,T->BW", past_BWT, value_T)
-        return jax.vmap(lambda table_TXV, number_W: table_TXV[index][number_W])(tables_BTXV, number_BW), cache_BWT
+        log_prob_BWV = jax.vmap(lambda table_TXV, number_W: table_TXV[index][number_W])(tables_BTXV, number_BW)
+        return jnp.moveaxis(log_prob_BWV, -1, 0), cache_BWT
 
     return step
 
@@ -171,7 +172,7 @@ def chain(log_probs, *, alpha, limit, beam_size=1):
 
     def step(state):
         row_V = jnp.full(V, -jnp.inf).at[3].set(go_on_L[state.index]).at[END].set(ends_L[state.index])
-        return jnp.broadcast_to(row_V, (*state.log_prob_BW.shape, V)), state.cache
+        return jnp.broadcast_to(row_V[:, None, None], (V, *state.log_prob_BW.shape)), state.cache
 
     search = beam.Search(beam_size=beam_size, n_best=1, alpha=alpha, penalty="wu", max_length=limit, end=END)
     limit_B = jnp.array([limit])
@@ -217,7 +218,7 @@ def test_where_there_are_fewer_texts_than_wanted_the_rest_is_padding_with_no_sco
 
 
 def test_where_nothing_may_follow_the_search_ends_without_a_text():
-    step = lambda state: (jnp.full((*state.log_prob_BW.shape, V), -jnp.inf), state.cache)  # noqa: E731
+    step = lambda state: (jnp.full((V, *state.log_prob_BW.shape), -jnp.inf), state.cache)  # noqa: E731
     search = beam.Search(beam_size=3, n_best=2, alpha=0.6, penalty="wu", max_length=T, end=END)
     ids, score = beam.beam_search(step, (), jnp.array([T]), search)
     assert not ids.any() and (score == -jnp.inf).all()
@@ -257,9 +258,8 @@ def test_the_highest_of_many_are_found_in_their_blocks_as_among_them_all(shape, 
     rows = [rng.normal(size=W * V), rng.integers(0, 3, W * V), np.full(W * V, -np.inf), np.arange(W * V)]
     x_BX = jnp.asarray(np.stack(rows), jnp.float32).at[0, ::2].set(-jnp.inf)
     best_BK, place_BK = jax.lax.top_k(x_BX, k)
-    for found, expected in zip(
-        beam.top_k(x_BX.reshape(-1, W, V), k), (best_BK, place_BK // V, place_BK % V), strict=True
-    ):
+    x_VBW = jnp.moveaxis(x_BX.reshape(-1, W, V), -1, 0)
+    for found, expected in zip(beam.top_k(x_VBW, k), (best_BK, place_BK // V, place_BK % V), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -267,12 +267,12 @@ def test_devices_that_split_the_vocabulary_search_their_own_part_of_it_and_send_
     """Only the maxima of blocks, and the few blocks that are chosen, go from one device to another."""
     B, W, V, k = 2, 4, 16000, 4
     mesh = jax.make_mesh((2,), ("tensor",), devices=jax.devices()[:2])
-    split = jax.NamedSharding(mesh, jax.P(None, None, "tensor"))
-    x_BWV = jnp.asarray(np.random.default_rng(0).normal(size=(B, W, V)), jnp.float32)
-    compiled = jax.jit(beam.top_k, static_argnums=1, in_shardings=split).lower(x_BWV, k).compile()
+    split = jax.NamedSharding(mesh, jax.P("tensor"))
+    x_VBW = jnp.asarray(np.random.default_rng(0).normal(size=(V, B, W)), jnp.float32)
+    compiled = jax.jit(beam.top_k, static_argnums=1, in_shardings=split).lower(x_VBW, k).compile()
     sent = re.findall(
         r"= \w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)\(", compiled.as_text()
     )
     assert sent and max(math.prod(map(int, dims.split(","))) for dims in sent if dims) < B * W * V / 20
-    for found, expected in zip(compiled(jax.device_put(x_BWV, split)), beam.top_k(x_BWV, k), strict=True):
+    for found, expected in zip(compiled(jax.device_put(x_VBW, split)), beam.top_k(x_VBW, k), strict=True):
         np.testing.assert_array_equal(found, expected)

@@ -204,6 +204,23 @@ def test_the_end_may_come_early_where_nothing_else_is_left():
     assert np.argwhere(np.isfinite(ended)).tolist() == [[0, 2], [1, 3]]
 
 
+@pytest.mark.parametrize("axis", [0, 1, -3])
+def test_the_ids_may_lie_along_any_axis(axis):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, V)), jnp.float32)
+    ids, length = jnp.asarray(np.random.default_rng(1).integers(0, V, size=(2, 3, 11))), jnp.int32(9)
+    rules = [
+        functools.partial(forbid, tokens=[1, 4]),
+        functools.partial(force, token=ids[..., 0]),
+        functools.partial(no_early_end, length=length, min_length=10, end=2),
+        functools.partial(no_repeated_ngram, ids=ids, length=length, n=2),
+    ]
+    for rule in rules:
+        expected = rule(logits)
+        assert not np.array_equal(expected, logits)
+        moved = rule(jnp.moveaxis(logits, -1, axis), axis=axis)
+        np.testing.assert_array_equal(jnp.moveaxis(moved, axis, -1), expected)
+
+
 def ends_a_known_ngram(text, token, n):
     """Whether the last n tokens of `text` with `token` stand in `text` already."""
     last = [*text, token][-n:]

@@ -97,15 +97,21 @@ def place_logits(task: Task, *, config: DecodeConfig, sharding: jax.sharding.Sha
     return task._replace(next_logits=next_logits)
 
 
-def constrain(config: DecodeConfig, logits: jax.Array, ids: jax.Array, index: jax.Array) -> jax.Array:
-    """`logits` (..., V) with -inf for what may not follow the first `index` of `ids` (..., T), whatever the method."""
+def constrain(
+    config: DecodeConfig, logits: jax.Array, ids: jax.Array, index: jax.Array, *, axis: int = -1
+) -> jax.Array:
+    """`logits` (..., V) with -inf for what may not follow the first `index` of `ids` (..., T), whatever the method.
+
+    `axis`: where V is, if it is not the last.
+    """
     none = [PAD, BOS, UNK]  # no text holds them
-    logits, end_may_be_last = sampling.forbid(logits, none), logits.shape[-1] <= len([*none, EOS])
+    logits, end_may_be_last = sampling.forbid(logits, none, axis=axis), logits.shape[axis] <= len([*none, EOS])
     if config.no_repeat_ngram is not None:
-        logits, end_may_be_last = sampling.no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram), True
+        end_may_be_last = True
+        logits = sampling.no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram, axis=axis)
     if config.min_length:
         least = {"min_length": config.min_length, "may_be_last": end_may_be_last}
-        logits = sampling.no_early_end(logits, index, end=EOS, **least)
+        logits = sampling.no_early_end(logits, index, end=EOS, **least, axis=axis)
     return logits
 
 
@@ -191,20 +197,21 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     """
 
     def allowed(logits_BXV: jax.Array, state: beam.Beams) -> jax.Array:
-        ids_BXT, index = state.live_BWT[:, : logits_BXV.shape[1]], state.index
-        log_prob_BXV = logits_BXV - jax.nn.logsumexp(logits_BXV, axis=-1, keepdims=True)
-        allowed_BXV = constrain(config, log_prob_BXV, ids_BXT, index)
+        logits_VBX = jnp.moveaxis(logits_BXV, -1, 0)  # as they lie in memory: see `transformer.project`
+        ids_BXT, index = state.live_BWT[:, : logits_VBX.shape[2]], state.index
+        log_prob_VBX = logits_VBX - jax.nn.logsumexp(logits_VBX, axis=0, keepdims=True)
+        allowed_VBX = constrain(config, log_prob_VBX, ids_BXT, index, axis=0)
         if task.prompt_BP.shape[1] == 0:
-            return allowed_BXV
+            return allowed_VBX
         given_BX = jnp.broadcast_to(_given(task, index)[:, None], ids_BXT.shape[:2])
-        return jnp.where((given_BX != PAD)[:, :, None], sampling.force(log_prob_BXV, given_BX), allowed_BXV)
+        return jnp.where((given_BX != PAD)[None], sampling.force(log_prob_VBX, given_BX, axis=0), allowed_VBX)
 
     # The first token comes after the same, empty beginning for all hypotheses of a row: one of them is looked at. At
     # position 0 its entry of the cache is the first, as if there were no others.
     def first(state: beam.Beams) -> tuple[jax.Array, Any]:
         start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
         logits_BV, cache = task.next_logits(start_B, state.cache, state.index)
-        none = (0, 0), (0, W - 1), (0, 0)  # of the other hypotheses, which do not exist yet
+        none = (0, 0), (0, 0), (0, W - 1)  # of the other hypotheses, which do not exist yet
         return jnp.pad(allowed(logits_BV[:, None], state), none, constant_values=beam.NONE), cache
 
     def step(state: beam.Beams) -> tuple[jax.Array, Any]:

@@ -1,6 +1,6 @@
 """From logits to the next token: what may not come, and of the rest the likeliest one, or one drawn at random.
 
-What may not come gets the logit -inf. That part takes log-probabilities as well, and any axes before the last.
+What may not come gets the logit -inf. That part takes log-probabilities as well, and the ids along any `axis`.
 """
 
 import functools
@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 
 
-def forbid(logits: jax.Array, tokens: Sequence[int]) -> jax.Array:
+def forbid(logits: jax.Array, tokens: Sequence[int], *, axis: int = -1) -> jax.Array:
     """`logits` (..., V) with -inf for `tokens`."""
-    hits = [_ids_like(logits) == token for token in tokens]
+    hits = [_ids_like(logits, axis) == token for token in tokens]
     return jnp.where(functools.reduce(jnp.logical_or, hits), -jnp.inf, logits)
 
 
-def force(logits: jax.Array, token: jax.Array) -> jax.Array:
+def force(logits: jax.Array, token: jax.Array, *, axis: int = -1) -> jax.Array:
     """`logits` (..., V) with -inf for all but `token` (...)."""
-    return jnp.where(_ids_like(logits) == token[..., None], logits, -jnp.inf)
+    return jnp.where(_ids_like(logits, axis) == jnp.expand_dims(token, axis), logits, -jnp.inf)
 
 
 def no_early_end(
-    logits: jax.Array, length: jax.Array, *, min_length: int, end: int, may_be_last: bool = True
+    logits: jax.Array, length: jax.Array, *, min_length: int, end: int, may_be_last: bool = True, axis: int = -1
 ) -> jax.Array:
     """`logits` (..., V) with -inf for the end symbol after fewer than `min_length` tokens, unless nothing else is left.
 
@@ -30,13 +30,13 @@ def no_early_end(
       length: the tokens so far.
       may_be_last: whether it can be that nothing else is left; False spares a look at all logits.
     """
-    others, too_short = forbid(logits, [end]), length < min_length
+    others, too_short = forbid(logits, [end], axis=axis), length < min_length
     if may_be_last:
-        too_short &= (others > -jnp.inf).any(axis=-1, keepdims=True)
+        too_short &= (others > -jnp.inf).any(axis=axis, keepdims=True)
     return jnp.where(too_short, others, logits)
 
 
-def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int) -> jax.Array:
+def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int, axis: int = -1) -> jax.Array:
     """`logits` (..., V) with -inf for every token that would end an n-gram which the text has already. Paulus 2018.
 
     `ids` (..., T): the first `length` of them are the text so far.
@@ -49,15 +49,17 @@ def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n
     for i in range(n - 1):  # and begins with the last n - 1 tokens of the text
         last = jax.lax.dynamic_index_in_dim(ids, length - n + 1 + i, axis=-1)  # no matter which, in a shorter text
         again &= ids[..., i : i + starts] == last
+    logits = jnp.moveaxis(logits, axis, -1)
     V = logits.shape[-1]
     token_XT = jnp.where(again, ids[..., n - 1 :], V).reshape(-1, starts)  # V: none
     row_X1 = jnp.arange(token_XT.shape[0])[:, None]
-    return logits.reshape(-1, V).at[row_X1, token_XT].set(-jnp.inf, mode="drop").reshape(logits.shape)
+    cut = logits.reshape(-1, V).at[row_X1, token_XT].set(-jnp.inf, mode="drop").reshape(logits.shape)
+    return jnp.moveaxis(cut, -1, axis)
 
 
-def _ids_like(logits: jax.Array) -> jax.Array:
+def _ids_like(logits: jax.Array, axis: int = -1) -> jax.Array:
     """The id of each of `logits` (..., V), in their shape: a comparison that the compiler joins with what is around."""
-    return jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
 
 
 def greedy(logits_BV: jax.Array) -> jax.Array:
