@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.model.dense import Dense
+from flaxformer_lite.model.dense import TURNED, Dense, turned
+from flaxformer_lite.model.transformer import build_model
+from flaxformer_lite.training.step import param_shapes
 
 CONFIG = ModelConfig(vocab_size=11, use_bias=True)
 ROWS, IN, OUT = (3, 5), (7,), (2, 13)
@@ -29,6 +31,27 @@ def test_it_is_its_formula_over_one_axis_and_over_two(inputs, features, use_bias
     kernel = np.float64(params["kernel"]).reshape(math.prod(inputs), -1)
     expected = (x.reshape(*ROWS, -1) @ kernel).reshape(*ROWS, *features) + params.get("bias", 0)
     np.testing.assert_allclose(dense.apply({"params": params}, x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_a_turned_kernel_is_what_is_computed_with_and_gives_the_same(use_bias):
+    x, dense = draw(0, *ROWS, *IN), Dense(dataclasses.replace(CONFIG, use_bias=use_bias), (17,))
+    params = {"kernel": draw(1, *IN, 17)} | ({"bias": draw(2, 17)} if use_bias else {})
+    others = {**params, "kernel": draw(3, *IN, 17)}
+    given = {"params": others, TURNED: {"kernel": params["kernel"].T}}
+    np.testing.assert_allclose(dense.apply(given, x), dense.apply({"params": params}, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
+def test_what_is_turned_are_the_feed_forward_kernels_of_the_decoder(architecture):
+    sizes = {"d_model": 6, "num_heads": 2, "d_ff": 13, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    model = build_model(ModelConfig(vocab_size=11, architecture=architecture, activation="swiglu", **sizes))
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape), param_shapes(model))
+    shapes = {"inner": {"kernel": (13, 6)}, "gate": {"kernel": (13, 6)}, "outer": {"kernel": (6, 13)}}
+    expected = {"decoder": {"layers_0": {"feed_forward": shapes}}}
+    assert jax.tree.map(np.shape, turned(params)) == expected
+    ensemble = {"members_0": params, "members_1": params}
+    assert jax.tree.map(np.shape, turned(ensemble)) == {"members_0": expected, "members_1": expected}
 
 
 def test_its_matrix_starts_as_wide_as_all_inputs_and_all_outputs_ask_for():

@@ -16,6 +16,7 @@ from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding import generate
 from flaxformer_lite.decoding.decoder import Decoder, padded_length, room_for, rows_for
 from flaxformer_lite.decoding.generate import best, continuation, make_pick, rooms, translation
+from flaxformer_lite.model.dense import TURNED
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 
@@ -105,6 +106,40 @@ def test_rows_over_devices_give_the_same_tokens(model, params, expected):
     params, shardings = jax.device_put(params, whole), (rows, rows, whole)
     decoder = Decoder(model, GREEDY, rows=14, sharding=shardings)
     assert [ids.tolist() for ids in decoder(params, SOURCES)] == expected
+
+
+def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_others(model, params):
+    params = jax.tree.map(jnp.asarray, params)
+    tripled = jax.tree_util.tree_map_with_path(
+        lambda path, x: 3 * x if "feed_forward" in jax.tree_util.keystr(path) else x, params
+    )
+    fresh = [decoded_with(Decoder(model, GREEDY, rows=3), each) for each in (params, tripled)]
+    assert fresh[0] != fresh[1]
+    decoder = Decoder(model, GREEDY, rows=3)
+    assert [decoded_with(decoder, each) for each in (params, tripled, params)] == [*fresh, fresh[0]]
+    in_place = jax.tree.map(np.array, params)
+    assert decoded_with(decoder, in_place) == fresh[0]
+    jax.tree.map(lambda x, other: np.copyto(x, other), in_place, tripled)
+    assert decoded_with(decoder, in_place) == fresh[1]
+
+
+def decoded_with(decoder, params):
+    return [ids.tolist() for ids in decoder(params, SOURCES)]
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "turns"),
+    [
+        (GREEDY, 64, True),
+        (GREEDY, 65, False),
+        (dataclasses.replace(GREEDY, method="beam", beam_size=4), 16, True),
+        (dataclasses.replace(GREEDY, method="beam", beam_size=4), 17, False),
+    ],
+)
+def test_kernels_are_turned_for_few_rows_of_a_device_alone(model, params, config, rows, turns):
+    assert (TURNED in Decoder(model, config)._variables(params, rows)) == turns
+    split = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
+    assert (TURNED in Decoder(model, config, sharding=(split,) * 3)._variables(params, 2 * rows)) == turns
 
 
 def test_a_batch_compiles_once_for_its_padded_length_and_the_caller_may_breathe_between_batches(model, params):

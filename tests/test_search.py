@@ -106,7 +106,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all_translations_of_a_model(option
     config = DecodeConfig(method="beam", beam_size=109, max_extra_length=limit - 3, **fields)
     model, params = built()
     prefix_BP = jnp.asarray([[*options["prefix"], PAD]]) if "prefix" in options else None
-    task = translation(model, config, params, sources(2), jnp.arange(1), prefix_BP)
+    task = translation(model, config, {"params": params}, sources(2), jnp.arange(1), prefix_BP)
     (found,) = texts_of(jax.jit(lambda: search(task, config, n_best=n_best, max_length=7))())
     assert [tuple(ids) for ids, _ in found] == [ids for ids, _ in expected]
     np.testing.assert_allclose([score for _, score in found], [score for _, score in expected], atol=1e-4)
@@ -141,7 +141,7 @@ def test_with_every_position_scheme_beams_with_a_cache_find_what_full_forwards_f
     model, params = built(dataclasses.replace(CONFIG, position=position, **kind))
     source_BS, limits = sources(3, 5, 0, 1), [4 + 5, 6 + 5, 0, 2 + 5]
     config = DecodeConfig(method="beam", beam_size=3, max_extra_length=5)
-    task = translation(model, config, params, source_BS, jnp.arange(4))
+    task = translation(model, config, {"params": params}, source_BS, jnp.arange(4))
     found = texts_of(jax.jit(lambda: search(task, config, n_best=3, max_length=11))())
     apply = jax.jit(lambda *inputs: jax.nn.log_softmax(model.apply({"params": params}, *inputs)))
     expected = [by_full_forwards(apply, source_BS[b], config, limits[b]) for b in range(4)]
@@ -156,7 +156,7 @@ def test_beams_of_a_language_model_go_on_from_their_prompts_with_the_probability
     model, params = built(config)
     prompts = jnp.array([[5, 4, 6], [6, PAD, PAD], [PAD] * 3])
     decode = DecodeConfig(method="beam", beam_size=5, max_extra_length=4, no_repeat_ngram=2)
-    task = continuation(model, decode, params, prompts, jnp.array([0, 1, -1]))
+    task = continuation(model, decode, {"params": params}, prompts, jnp.array([0, 1, -1]))
     found = texts_of(jax.jit(lambda: search(task, decode, n_best=3, max_length=9))())
     assert [len(row) for row in found] == [3, 3, 0]
     apply = jax.jit(model.apply)

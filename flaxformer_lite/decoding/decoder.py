@@ -1,6 +1,7 @@
 """Decoding of many inputs: in batches of like length, each shape of which is compiled once."""
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
+from flaxformer_lite.model.dense import TURNED, turned
+
+FEW = 64  # rows of a device, counting each hypothesis, up to which turned kernels are faster on a CPU
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -75,6 +79,8 @@ class Decoder:
         self.max_length = model.config.max_length
         self._compile_with = compile_with
         self._compiled: dict[tuple, Callable] = {}
+        self._turned: dict = {}
+        self._turned_of: list[weakref.ref] = []  # the parameters that it was made of, which are not kept for it
 
     def __call__(
         self,
@@ -151,7 +157,8 @@ class Decoder:
             if prefixes is not None:
                 batch.append(self._padded([prefixes[i] for i in part] + unused, end=False))
             batch = [self._put(array) for array in batch]
-            yield part, self._compiled_for(params, batch, n)(params, *batch)
+            variables = self._variables(params, rows)
+            yield part, self._compiled_for(variables, batch, n)(variables, *batch)
 
     def _check(self, name: str, rows: Sequence[np.ndarray], advice: str) -> None:
         for number, ids in enumerate(rows):
@@ -169,7 +176,24 @@ class Decoder:
             return jnp.asarray(array)
         return jax.make_array_from_callback(array.shape, self._batch_sharding, lambda index: array[index])
 
-    def _compiled_for(self, params: dict, batch: list[jax.Array], n: int | None) -> Callable:
+    def _variables(self, params: dict, rows: int) -> dict:
+        """The model's collections for batches of so many rows: where that is faster, with turned kernels.
+
+        They are made once, and kept until a call with other parameters.
+        """
+        if self._batch_sharding is not None:
+            (rows,) = self._batch_sharding.shard_shape((rows,))
+        few = rows * (self._config.beam_size if self._config.method == "beam" else 1) <= FEW
+        if self._config.method == "mask_predict" or not few or jax.default_backend() != "cpu":
+            return {"params": params}
+        arrays = jax.tree.leaves(params)
+        if [id(of()) for of in self._turned_of] != [id(array) for array in arrays]:
+            self._turned = jax.jit(turned)(params)
+            unchanging = all(isinstance(array, jax.Array) for array in arrays)  # one of NumPy can change in place
+            self._turned_of = [weakref.ref(array) for array in arrays] if unchanging else []
+        return {"params": params, TURNED: self._turned}
+
+    def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
         key = (n, *(array.shape for array in batch))
         if key not in self._compiled:
@@ -178,10 +202,10 @@ class Decoder:
             room = {"max_length": room_for(longest + self._config.max_extra_length, self.max_length)}
             method = functools.partial(best if n is None else functools.partial(search, n_best=n), **room)
             place = functools.partial(place_logits, config=self._config, sharding=self._logits_sharding)
-            decode = lambda params, *batch: method(place(make_task(params, *batch)), self._config)  # noqa: E731
+            decode = lambda variables, *batch: method(place(make_task(variables, *batch)), self._config)  # noqa: E731
             if self._config.method == "mask_predict":
                 fill = functools.partial(fill_in, self._model, self._config, **room)
-                decode = lambda params, source_BS, row_B: fill(params, source_BS)  # noqa: E731
+                decode = lambda variables, source_BS, row_B: fill(variables, source_BS)  # noqa: E731
             jitted = jax.jit(decode, out_shardings=self._output_sharding)
-            self._compiled[key] = self._compile_with(lambda: jitted.lower(params, *batch).compile())
+            self._compiled[key] = self._compile_with(lambda: jitted.lower(variables, *batch).compile())
         return self._compiled[key]

@@ -35,7 +35,7 @@ class Task(NamedTuple):
 def translation(
     model: nn.Module,
     config: DecodeConfig,
-    params: dict,
+    variables: dict,
     source_BS: jax.Array,
     row_B: jax.Array,
     prefix_BP: jax.Array | None = None,
@@ -43,12 +43,13 @@ def translation(
     """What an encoder-decoder is to write for each source.
 
     Args:
+      variables: the model's collections, "params" and what else it shall find.
       source_BS: ids that end with the end symbol and then padding. A row of padding alone gives an empty row.
       prefix_BP: ids that a translation begins with, then padding.
 
     A row stops at the latest `config.max_extra_length` tokens after its source, or prefix if that is longer; 6.1.
     """
-    apply = functools.partial(model.apply, {"params": params})
+    apply = functools.partial(model.apply, variables)
     prompt_BP = jnp.zeros((source_BS.shape[0], 0), jnp.int32) if prefix_BP is None else prefix_BP
     source_B, prompt_B = ((ids != PAD).sum(axis=1) for ids in (source_BS, prompt_BP))
     limit_B = jnp.maximum(source_B, prompt_B) + config.max_extra_length
@@ -61,16 +62,19 @@ def translation(
     )
 
 
-def continuation(model: nn.Module, config: DecodeConfig, params: dict, prompt_BP: jax.Array, row_B: jax.Array) -> Task:
+def continuation(
+    model: nn.Module, config: DecodeConfig, variables: dict, prompt_BP: jax.Array, row_B: jax.Array
+) -> Task:
     """What a language model is to write after each prompt, the prompt included.
 
     Args:
+      variables: as of `translation`.
       prompt_BP: ids and then padding; a row of padding alone begins from nothing.
       row_B: -1 leaves the row empty.
 
     A row stops at the latest `config.max_extra_length` tokens after its prompt.
     """
-    apply = functools.partial(model.apply, {"params": params})
+    apply = functools.partial(model.apply, variables)
     limit_B = (prompt_BP != PAD).sum(axis=1) + config.max_extra_length
     return Task(
         lambda token, cache, index, **beams: apply(token, cache, index, method="decode_step", **beams),
@@ -248,14 +252,14 @@ def _given(task: Task, index: jax.Array) -> jax.Array:
 
 
 def fill_in(
-    model: nn.Module, config: DecodeConfig, params: dict, source_BS: jax.Array, *, max_length: int
+    model: nn.Module, config: DecodeConfig, variables: dict, source_BS: jax.Array, *, max_length: int
 ) -> jax.Array:
     """What a masked decoder writes for each source by mask-predict: (B, max_length) ids, then padding.
 
     Arguments as of `translation`; a row of padding alone gives an empty row. The source is encoded once for all
     candidates of a row, texts of different lengths; to the decoder each candidate is a row of its own.
     """
-    apply = functools.partial(model.apply, {"params": params})
+    apply = functools.partial(model.apply, variables)
     memory, logits_BL = apply(source_BS, method="start_filling")
     source_B = (source_BS != PAD).sum(axis=1)
     limit_B = jnp.minimum(source_B + config.max_extra_length, max_length) - 1  # the end symbol takes a place
