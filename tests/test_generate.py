@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 
 import flax
 import jax
@@ -18,6 +19,7 @@ from flaxformer_lite.decoding.decoder import Decoder, padded_length, room_for, r
 from flaxformer_lite.decoding.generate import best, continuation, make_pick, rooms, translation
 from flaxformer_lite.model.dense import TURNED
 from flaxformer_lite.model.transformer import build_model
+from flaxformer_lite.training import parallel
 from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -125,6 +127,27 @@ def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_other
 
 def decoded_with(decoder, params):
     return [ids.tolist() for ids in decoder(params, SOURCES)]
+
+
+def test_what_is_made_of_parameters_goes_with_them(model, params):
+    decoder, own = Decoder(model, GREEDY), jax.tree.map(jnp.array, params)
+    made = decoder._variables(own, 3)[TURNED]
+    assert jax.tree.leaves(made) and decoder._variables(own, 5)[TURNED] is made
+    del own
+    gc.collect()
+    assert not jax.tree.leaves(made)
+
+
+@pytest.mark.parametrize("axes", [{"tensor": 2}, {"fsdp": 2}], ids=str)
+def test_devices_that_share_the_parameters_decode_with_one_set_after_another(axes):
+    model = build_model(dataclasses.replace(CONFIG, vocab_size=12, d_ff=12, num_heads=2))
+    mesh = parallel.make_mesh(1, **axes)
+    decoder = Decoder(model, GREEDY, rows=4, sharding=parallel.decoding_shardings(mesh))
+    first = drawn(model)
+    for params in (first, jax.tree.map(lambda x: 2 * x, first)):
+        expected = decoded_with(Decoder(model, GREEDY, rows=4), params)
+        assert len({tuple(ids) for ids in expected}) > 5
+        assert decoded_with(decoder, parallel.MeshMode(mesh).make_state(lambda params=params: params)) == expected
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ PENALTIES = {
 }
 
 # Beams -> (log_prob_VBW, cache): the log-probabilities, float32, of what may follow each live hypothesis; -inf for a
-# token that may not. V comes first, as the product that makes logits of few rows lays them out in memory. What the
+# token that may not. V comes first, as `transformer.project` makes logits of few rows. What the
 # function wants to know later of this step it keeps in the cache, which has W parts.
 StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
 
@@ -179,7 +179,7 @@ def top_k(x_VBW: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         return best_BK, place_BK // V, place_BK % V
     fitting = [n for n in range(size, 2 * size) if V % n == 0]  # others need padding, which copies it all
     size = next((n for n in fitting if V // n % SHARES == 0), (fitting or [size])[0])
-    x_VBW = jax.lax.optimization_barrier(x_VBW)  # joined with what makes it, a CPU takes thrice as long for the maxima
+    x_VBW = jax.lax.optimization_barrier(x_VBW)  # fused with what makes it, a CPU takes thrice as long for the maxima
     x_MXBW = jnp.pad(x_VBW, ((0, -V % size), (0, 0), (0, 0)), constant_values=-jnp.inf).reshape(-1, size, B, W)
     M = x_MXBW.shape[0]
     max_WMB = jnp.transpose(x_MXBW.max(axis=1), (2, 0, 1))

@@ -17,7 +17,7 @@ from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
 from flaxformer_lite.model.dense import TURNED, turned
 
-FEW = 64  # rows of a device, counting each hypothesis, up to which turned kernels are faster on a CPU
+FEW = 64  # rows of a device, each hypothesis counted, up to which a CPU is faster with transposed kernels
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -80,7 +80,7 @@ class Decoder:
         self._compile_with = compile_with
         self._compiled: dict[tuple, Callable] = {}
         self._turned: dict = {}
-        self._turned_of: list[weakref.ref] = []  # the parameters that it was made of, which are not kept for it
+        self._turned_of: list[weakref.ref] = []  # the parameters that it was made of; with them it goes
 
     def __call__(
         self,
@@ -177,9 +177,9 @@ class Decoder:
         return jax.make_array_from_callback(array.shape, self._batch_sharding, lambda index: array[index])
 
     def _variables(self, params: dict, rows: int) -> dict:
-        """The model's collections for batches of so many rows: where that is faster, with turned kernels.
+        """The model's collections for batches of so many rows: where that is faster, with transposed kernels.
 
-        They are made once, and kept until a call with other parameters.
+        They are made once, and kept as long as the parameters are; of arrays of NumPy, anew for each batch.
         """
         if self._batch_sharding is not None:
             (rows,) = self._batch_sharding.shard_shape((rows,))
@@ -188,9 +188,9 @@ class Decoder:
             return {"params": params}
         arrays = jax.tree.leaves(params)
         if [id(of()) for of in self._turned_of] != [id(array) for array in arrays]:
-            self._turned = jax.jit(turned)(params)
+            self._turned = kept = jax.jit(turned)(params)
             unchanging = all(isinstance(array, jax.Array) for array in arrays)  # one of NumPy can change in place
-            self._turned_of = [weakref.ref(array) for array in arrays] if unchanging else []
+            self._turned_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays] if unchanging else []
         return {"params": params, TURNED: self._turned}
 
     def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:

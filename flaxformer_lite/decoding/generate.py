@@ -106,7 +106,7 @@ def constrain(
 ) -> jax.Array:
     """`logits` (..., V) with -inf for what may not follow the first `index` of `ids` (..., T), whatever the method.
 
-    `axis`: where V is, if it is not the last.
+    `axis`: where V is, if not last.
     """
     none = [PAD, BOS, UNK]  # no text holds them
     logits, end_may_be_last = sampling.forbid(logits, none, axis=axis), logits.shape[axis] <= len([*none, EOS])
@@ -201,7 +201,7 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     """
 
     def allowed(logits_BXV: jax.Array, state: beam.Beams) -> jax.Array:
-        logits_VBX = jnp.moveaxis(logits_BXV, -1, 0)  # as they lie in memory: see `transformer.project`
+        logits_VBX = jnp.moveaxis(logits_BXV, -1, 0)  # as `transformer.project` makes them
         ids_BXT, index = state.live_BWT[:, : logits_VBX.shape[2]], state.index
         log_prob_VBX = logits_VBX - jax.nn.logsumexp(logits_VBX, axis=0, keepdims=True)
         allowed_VBX = constrain(config, log_prob_VBX, ids_BXT, index, axis=0)

@@ -1,6 +1,6 @@
 """From logits to the next token: what may not come, and of the rest the likeliest one, or one drawn at random.
 
-What may not come gets the logit -inf. That part takes log-probabilities as well, and the ids along any `axis`.
+What may not come gets the logit -inf. That part takes log-probabilities as well, and V as any `axis`.
 """
 
 import functools

@@ -15,7 +15,7 @@ TURNED = "turned"  # a collection of variables beside "params": kernels (feature
 class Dense(nn.Module):
     """x W + b, over the last `axes` axes of x, which become `features`; parameters float32, the product `dtype`.
 
-    Where TURNED has its kernel, W x is computed in its place: the same sums of products.
+    Where TURNED has its kernel, of one axis to one, W x is computed in its place: the same sums, but for rounding.
     """
 
     config: ModelConfig
@@ -43,10 +43,10 @@ def _drawn(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
 
 
 def turned(params: dict) -> dict:
-    """The kernels of the feed-forward networks of a model's decoder, (features, inputs), for the collection TURNED.
+    """The feed-forward kernels of a model's decoder transposed, (features, inputs), for the collection TURNED.
 
-    Of two matrices a CPU lays out the right one anew for each product. With the few rows of a decoding step that takes
-    a good part of its time, if it is the kernel; turned, it can be the left one.
+    On a CPU XLA packs the right one of two matrices anew for each product. With the few rows of a decoding step that
+    takes a good part of the time, if it is the kernel; transposed, the kernel can be the left one.
     """
     kernels = {path: kernel for path, kernel in flatten_dict(params).items() if path[-1] == "kernel"}
     return unflatten_dict(

@@ -84,14 +84,15 @@ class Output(nn.Module):
         return weights
 
 
-def project(x_BTD: jax.Array, weights: dict[str, jax.Array], config: ModelConfig, *, few: bool = False) -> jax.Array:
+def project(
+    x_BTD: jax.Array, weights: dict[str, jax.Array], config: ModelConfig, *, vocab_first: bool = False
+) -> jax.Array:
     """Logits (B, T, V), float32, by the weights of `Output`. Section 3.4.
 
-    `few`: for the few rows of a decoding step, made and lying in memory as (V, B, T). Of two matrices a CPU lays out
-    the right one anew for each product; with few rows that takes a good part of its time, if it is the weights.
+    `vocab_first`: made as (V, B, T), for the few rows of a decoding step; see `dense.turned`.
     """
     x_BTD, matrix_VD = x_BTD.astype(config.dtype), weights["matrix"].astype(config.dtype)
-    if few:
+    if vocab_first:
         logits_VBT = jnp.einsum("VD,BTD->VBT", matrix_VD, x_BTD, preferred_element_type=jnp.float32)
         return jnp.moveaxis(logits_VBT + weights["bias"][:, None, None] if "bias" in weights else logits_VBT, 0, -1)
     logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
@@ -303,7 +304,7 @@ class EncoderDecoder(nn.Module):
         """
         x_BWD = _embed_at(index, token, self.target_inputs)
         x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL, memory_places=Places.of(source_BS))
-        return project(x_BWD, self.output(), self.config, few=True).reshape(*token.shape, -1), cache
+        return project(x_BWD, self.output(), self.config, vocab_first=True).reshape(*token.shape, -1), cache
 
     def start_filling(self, source_BS: jax.Array) -> tuple[tuple[KVCache, ...], jax.Array]:
         """Encodes the source for a masked decoder: what `fill` reads, and logits (B, max_length) of the length."""
@@ -395,4 +396,4 @@ class DecoderLM(nn.Module):
         """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache; as `EncoderDecoder`."""
         x_BWD = _embed_at(index, token, self.target_inputs)
         x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL)
-        return project(x_BWD, self.output(), self.config, few=True).reshape(*token.shape, -1), cache
+        return project(x_BWD, self.output(), self.config, vocab_first=True).reshape(*token.shape, -1), cache
