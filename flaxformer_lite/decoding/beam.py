@@ -27,8 +27,8 @@ PENALTIES = {
 }
 
 # Beams -> (log_prob_VBW, cache): the log-probabilities, float32, of what may follow each live hypothesis; -inf for a
-# token that may not. V comes first, as a CPU makes the logits of few rows soonest. What the function wants to know later
-# of this step it keeps in the cache, which has W parts.
+# token that may not. V comes first, as a CPU makes the logits of few rows soonest. What the function wants to know
+# later of this step it keeps in the cache, which has W parts.
 StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
 
 
