@@ -1,21 +1,24 @@
 """Decoding speed at the size of the paper's base model, beside two engines: Marian in Transformers, and CTranslate2.
 
-Random weights, float32, 32 sentences of 20 source tokens, exactly 32 new tokens each, greedy and with a beam of 4. The
-runs of all engines are interleaved, so that whatever else the machine does meets all of them. Ours is measured on one
-CPU device, and on two that share the sentences or the model (`tensor`); CTranslate2 has a worker for each thread, with
-its share of the sentences, and Marian all threads.
+Random weights, float32, 32 sentences of 20 source tokens, exactly 32 new tokens each, greedy and with a beam of 4. Each
+engine has a process of its own, set up as its users' are, and the processes take turns, so that whatever else the
+machine does meets all of them. Ours is measured on one CPU device, and on two that share the sentences or the model
+(`tensor`); CTranslate2 has a worker for each thread, with its share of the sentences, and Marian all threads.
 
     pip install -e '.[bench]' && python benchmarks/decode.py
     python benchmarks/decode.py --only=ours --devices=1
 """
 
 import argparse
+import contextlib
 import functools
+import multiprocessing
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +35,11 @@ def sources() -> np.ndarray:
 
 
 def ours(data: int, tensor: int) -> Engine:
-    """This package, on groups of `tensor` CPU devices which share the model, each with its share of the sentences."""
+    """This package, on `data` groups of `tensor` CPU devices which share the model, begun as its commands are."""
+    os.environ["JAX_NUM_CPU_DEVICES"] = str(data * tensor)
+    from flaxformer_lite import runtime
+
+    runtime.start()
     import jax
 
     from flaxformer_lite.config import DecodeConfig, ModelConfig
@@ -124,15 +131,41 @@ def write_vocabulary(folder: Path) -> None:
         (folder / f"{side}.model").rename(folder / f"{side}.spm")
 
 
-def measure(engines: dict[str, Engine], repeats: int) -> dict[tuple[str, int], list[float]]:
+def serve(make: Callable[[], Engine], pipe: Connection) -> None:
+    """A child process: for each number of beams that it is sent, sends how many tokens it wrote, and the seconds."""
+    engine = make()
+    pipe.send("ready")
+    while True:
+        beams = pipe.recv()
+        started = time.perf_counter()
+        pipe.send((engine[beams](), time.perf_counter() - started))
+
+
+@contextlib.contextmanager
+def running(makes: dict[str, Callable[[], Engine]]) -> Iterator[dict[str, Connection]]:
+    """The pipes to a process of each engine, made one after the other and ended at the end."""
+    context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
+    try:
+        for name, make in makes.items():
+            pipes[name], theirs = context.Pipe()
+            processes.append(context.Process(target=serve, args=(make, theirs), daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes[name].recv()
+        yield pipes
+    finally:
+        for process in processes:
+            process.terminate()
+
+
+def measure(pipes: dict[str, Connection], repeats: int) -> dict[tuple[str, int], list[float]]:
     """Seconds of each run, by engine and number of beams: in turn, after one run each that is not counted."""
-    seconds = {(name, beams): [] for beams in (1, BEAM) for name in engines}
+    seconds = {(name, beams): [] for beams in (1, BEAM) for name in pipes}
     for repeat in range(repeats + 1):
         for (name, beams), times in seconds.items():
             time.sleep(PAUSE)
-            started = time.perf_counter()
-            tokens = engines[name][beams]()
-            taken = time.perf_counter() - started
+            pipes[name].send(beams)
+            tokens, taken = pipes[name].recv()
             if tokens != SENTENCES * NEW:
                 raise RuntimeError(f"{name}, {beams} beams: {tokens} tokens, expected {SENTENCES * NEW}")
             if repeat:
@@ -147,21 +180,21 @@ def main() -> None:
     parser.add_argument("--only", choices=["ours"], help="this one alone")
     parser.add_argument("--devices", type=int, default=2, help="CPU devices of ours")
     arguments = parser.parse_args()
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=" + str(
-        arguments.devices
-    )
+    many, partial = arguments.devices, functools.partial
+    makes = {"ours": partial(ours, 1, 1)}
+    if many > 1:
+        makes |= {f"ours, {many} devices": partial(ours, many, 1)}
+        makes |= {f"ours, {many} devices, tensor": partial(ours, 1, many)}
     with tempfile.TemporaryDirectory() as folder:
-        engines = {"ours": ours(1, 1)}
-        if (many := arguments.devices) > 1:
-            engines |= {f"ours, {many} devices": ours(many, 1), f"ours, {many} devices, tensor": ours(1, many)}
         if arguments.only is None:
-            engines |= {"Marian": marian(Path(folder)), "CTranslate2": ctranslate2(Path(folder))}
-        seconds = measure(engines, arguments.repeats)
+            makes |= {"Marian": partial(marian, Path(folder)), "CTranslate2": partial(ctranslate2, Path(folder))}
+        with running(makes) as pipes:
+            seconds = measure(pipes, arguments.repeats)
     print("| beams | engine | seconds: median (spread) | tokens a second | times Marian |")
     print("| ---: | --- | --- | ---: | ---: |")
     for (name, beams), times in seconds.items():
         median = statistics.median(times)
-        ratio = f"{statistics.median(seconds['Marian', beams]) / median:.2f}" if "Marian" in engines else "-"
+        ratio = f"{statistics.median(seconds['Marian', beams]) / median:.2f}" if "Marian" in makes else "-"
         spread = f"{min(times):.2f} to {max(times):.2f}"
         print(f"| {beams} | {name} | {median:.2f} ({spread}) | {SENTENCES * NEW / median:,.0f} | {ratio} |")
 
