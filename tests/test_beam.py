@@ -229,6 +229,7 @@ def test_where_nothing_may_follow_the_search_ends_without_a_text():
     [
         ({"alpha": -0.1}, "alpha: expected 0 or more, got -0.1"),
         ({"alpha": math.nan}, "alpha: expected 0 or more, got nan"),
+        ({"alpha": 24.0, "max_length": 500}, "alpha: 24.0 makes the penalty of 500 tokens infinite; lower it"),
         ({"n_best": 4}, "n_best: expected 1 to 3, the size of the beam, got 4"),
         ({"n_best": 0}, "n_best: expected 1 to 3, the size of the beam, got 0"),
     ],

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 PAD = 0  # the token id that fills a row after its last token
 NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does not exist
+HIGHEST = float(jnp.finfo(jnp.float32).max)
 SMALL = 8  # blocks of fewer are not worth their maxima in `top_k`
 SHARES = 8  # so many devices, or a divisor, may share the blocks of `top_k`, where V allows it
 
@@ -78,7 +79,7 @@ def beam_search(step_fn: StepFn, cache: Any, limit_B: jax.Array, search: Search)
       limit_B: most tokens of a row's texts, the end symbol counted; 0: an unused row.
 
     Raises:
-      ValueError: alpha is negative, or more texts are wanted than the beam holds.
+      ValueError: alpha is negative or too high for a text of T tokens, or more texts are wanted than the beam holds.
     """
     state = run(step_fn, start(cache, limit_B, search), limit_B, search)
     return state.done_BNT, state.score_BN
@@ -88,6 +89,8 @@ def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
     """One live hypothesis a row, the empty one. Arguments and errors as in `beam_search`."""
     if not search.alpha >= 0:
         raise ValueError(f"alpha: expected 0 or more, got {search.alpha}; below 0 no bound would end the search.")
+    if search.alpha * math.log(PENALTIES[search.penalty](search.max_length)) > math.log(HIGHEST):
+        raise ValueError(f"alpha: {search.alpha} makes the penalty of {search.max_length} tokens infinite; lower it.")
     if not 1 <= search.n_best <= search.beam_size:
         raise ValueError(f"n_best: expected 1 to {search.beam_size}, the size of the beam, got {search.n_best}.")
     batch, (W, N, T) = limit_B.shape[0], (search.beam_size, search.n_best, search.max_length)
