@@ -4,8 +4,8 @@ Data      29,000 pairs to train on, 1,014 to validate, 1,000 to test (2016 Flick
           repository multi30k/dataset, for non-commercial research. Put the files train, val and test_2016_flickr, each
           with .lc.norm.tok.en and .lc.norm.tok.de behind it, into multi30k/tok/ below the folder that you train in, or
           name them: --config.data.train_files=A,B and so on
-Expected  41.51 BLEU on tokenised text of the test (seeds 0 to 2: 41.21, 41.62, 41.69), 42.24 of the validation; two
-          seeds together 42.30. Published for this model without pictures: 41.02 (Wu 2021). 98 minutes on 2 CPU cores;
+Expected  41.63 BLEU on tokenised text of the test (seeds 0 to 2: 41.57, 41.62, 41.69), 42.23 of the validation; two
+          seeds together 42.30. Published for this model without pictures: 41.02 (Wu 2021). 88 minutes on 2 CPU cores;
           README.md tells more
 Command   python train.py --config=multi30k_tok
           On a CPU of two cores, a device for each: XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
