@@ -135,15 +135,16 @@ def serve(make: Callable[[], Engine], pipe: Connection) -> None:
     """A child process: for each number of beams that it is sent, sends how many tokens it wrote, and the seconds."""
     engine = make()
     pipe.send("ready")
-    while True:
-        beams = pipe.recv()
-        started = time.perf_counter()
-        pipe.send((engine[beams](), time.perf_counter() - started))
+    with contextlib.suppress(EOFError):  # the other end is closed: that was all
+        while True:
+            beams = pipe.recv()
+            started = time.perf_counter()
+            pipe.send((engine[beams](), time.perf_counter() - started))
 
 
 @contextlib.contextmanager
 def running(makes: dict[str, Callable[[], Engine]]) -> Iterator[dict[str, Connection]]:
-    """The pipes to a process of each engine, made one after the other and ended at the end."""
+    """The pipes to a process of each engine, which are made one after the other, and end where the pipes close."""
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
     try:
         for name, make in makes.items():
@@ -154,8 +155,10 @@ def running(makes: dict[str, Callable[[], Engine]]) -> Iterator[dict[str, Connec
             pipes[name].recv()
         yield pipes
     finally:
+        for pipe in pipes.values():
+            pipe.close()
         for process in processes:
-            process.terminate()
+            process.join()
 
 
 def measure(pipes: dict[str, Connection], repeats: int) -> dict[tuple[str, int], list[float]]:

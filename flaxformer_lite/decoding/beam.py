@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 PAD = 0  # the token id that fills a row after its last token
 NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does not exist
-HIGHEST = float(jnp.finfo(jnp.float32).max)
+HIGHEST = float(jnp.finfo(jnp.float32).max)  # that a penalty may be
 SMALL = 8  # blocks of fewer are not worth their maxima in `top_k`
 SHARES = 8  # so many devices, or a divisor, may share the blocks of `top_k`, where V allows it
 
