@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
@@ -59,7 +59,7 @@ class Decoder:
         *,
         rows: int | None = None,
         rows_multiple: int = 1,
-        sharding: tuple[Sharding, Sharding, Sharding] | None = None,
+        sharding: tuple[NamedSharding, NamedSharding, NamedSharding] | None = None,
         compile_with: Callable[[Callable], Callable] = lambda compile: compile(),
     ):
         """
@@ -193,6 +193,16 @@ class Decoder:
             self._turned_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays] if unchanging else []
         return {"params": params, TURNED: self._turned}
 
+    def _each_device_alone(self, variables: dict) -> bool:
+        """Whether each device has the whole model: then it writes its own rows, and asks the others nothing.
+
+        Else the compiler splits each step, and after each the devices tell each other whether there is a next one.
+        """
+        if self._batch_sharding is None:
+            return False
+        arrays = [x for x in jax.tree.leaves(variables) if isinstance(x, jax.Array)]
+        return all(x.sharding.is_fully_replicated for x in arrays)
+
     def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
         key = (n, *(array.shape for array in batch))
@@ -201,11 +211,17 @@ class Decoder:
             longest = max(array.shape[1] for array in batch if array.ndim == 2)
             room = {"max_length": room_for(longest + self._config.max_extra_length, self.max_length)}
             method = functools.partial(best if n is None else functools.partial(search, n_best=n), **room)
-            place = functools.partial(place_logits, config=self._config, sharding=self._logits_sharding)
+            alone = self._each_device_alone(variables)
+            logits_sharding = None if alone else self._logits_sharding
+            place = functools.partial(place_logits, config=self._config, sharding=logits_sharding)
             decode = lambda variables, *batch: method(place(make_task(variables, *batch)), self._config)  # noqa: E731
             if self._config.method == "mask_predict":
                 fill = functools.partial(fill_in, self._model, self._config, **room)
                 decode = lambda variables, source_BS, row_B: fill(variables, source_BS)  # noqa: E731
+            if alone:
+                rows, each = self._batch_sharding.spec, PartitionSpec()
+                specs = {"in_specs": (each, *[rows] * len(batch)), "out_specs": rows, "check_vma": False}
+                decode = jax.shard_map(decode, mesh=self._batch_sharding.mesh, **specs)
             jitted = jax.jit(decode, out_shardings=self._output_sharding)
             self._compiled[key] = self._compile_with(lambda: jitted.lower(variables, *batch).compile())
         return self._compiled[key]
