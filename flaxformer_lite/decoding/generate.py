@@ -200,10 +200,11 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     The hypotheses of a row share what the encoder gave for it.
     """
 
-    def allowed(logits_BXV: jax.Array, state: beam.Beams) -> jax.Array:
-        logits_VBX = jnp.moveaxis(logits_BXV, -1, 0)  # as `transformer.project` makes them
-        ids_BXT, index = state.live_BWT[:, : logits_VBX.shape[2]], state.index
-        log_prob_VBX = logits_VBX - jax.nn.logsumexp(logits_VBX, axis=0, keepdims=True)
+    def allowed(logits: jax.Array, state: beam.Beams) -> jax.Array:
+        logits_V = jnp.moveaxis(logits, -1, 0)  # as `transformer.project` makes them
+        log_prob_V = logits_V - jax.nn.logsumexp(logits_V, axis=0, keepdims=True)
+        log_prob_VBX = log_prob_V.reshape(*log_prob_V.shape[:2], -1)
+        ids_BXT, index = state.live_BWT[:, : log_prob_VBX.shape[2]], state.index
         allowed_VBX = constrain(config, log_prob_VBX, ids_BXT, index, axis=0)
         if task.prompt_BP.shape[1] == 0:
             return allowed_VBX
@@ -216,7 +217,7 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
         start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
         logits_BV, cache = task.next_logits(start_B, state.cache, state.index)
         none = (0, 0), (0, 0), (0, W - 1)  # of the other hypotheses, which do not exist yet
-        return jnp.pad(allowed(logits_BV[:, None], state), none, constant_values=beam.NONE), cache
+        return jnp.pad(allowed(logits_BV, state), none, constant_values=beam.NONE), cache
 
     def step(state: beam.Beams) -> tuple[jax.Array, Any]:
         token_BW = jax.lax.dynamic_index_in_dim(state.live_BWT, state.index - 1, axis=2, keepdims=False)

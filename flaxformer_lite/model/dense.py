@@ -28,12 +28,20 @@ class Dense(nn.Module):
         c = self.config
         shape = x.shape[-self.axes :] + self.features
         kernel = self.param("kernel", _drawn, shape, self.axes)
+        bias = self.param("bias", nn.initializers.zeros, self.features) if c.use_bias else None
         if self.has_variable(TURNED, "kernel"):
-            turned_FD = self.get_variable(TURNED, "kernel").astype(c.dtype)
-            y = jnp.moveaxis(jnp.tensordot(turned_FD, x.astype(c.dtype), (1, -1)), 0, -1)
-        else:
-            y = jnp.tensordot(x.astype(c.dtype), kernel.astype(c.dtype), self.axes)
-        return add(y, self.param("bias", nn.initializers.zeros, self.features)) if c.use_bias else y
+            return self._turned(x.astype(c.dtype), self.get_variable(TURNED, "kernel").astype(c.dtype), bias)
+        y = jnp.tensordot(x.astype(c.dtype), kernel.astype(c.dtype), self.axes)
+        return y if bias is None else add(y, bias)
+
+    def _turned(self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+        """W x + b in place of x W + b; `kernel`: (*features, *inputs)."""
+        rows = x.shape[: -self.axes]
+        x_RI = x.reshape(math.prod(rows), -1)  # of two axes the library takes it as it is, of more XLA makes a copy
+        y_FR = jnp.tensordot(kernel.reshape(-1, x_RI.shape[1]), x_RI, (1, 1))
+        y_FR = y_FR if bias is None else add(y_FR, bias.reshape(-1, 1))
+        y_FR = jax.lax.optimization_barrier(y_FR)  # else XLA finds that it is x W, transposed
+        return y_FR.T.reshape(*rows, *self.features)
 
 
 def _drawn(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
@@ -43,15 +51,23 @@ def _drawn(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
 
 
 def turned(params: dict) -> dict:
-    """The feed-forward kernels of a model's decoder transposed, (features, inputs), for the collection TURNED.
+    """The kernels of each step of a model's decoder transposed, (*features, *inputs), for the collection TURNED.
 
     On a CPU XLA packs the right one of two matrices anew for each product. With the few rows of a decoding step that
     takes a good part of the time, if it is the kernel; transposed, the kernel can be the left one.
     """
     kernels = {path: kernel for path, kernel in flatten_dict(params).items() if path[-1] == "kernel"}
-    return unflatten_dict(
-        {path: kernel.T for path, kernel in kernels.items() if {"decoder", "feed_forward"} <= {*path}}
-    )
+    return unflatten_dict({path: _transposed(path[-2], kernel) for path, kernel in kernels.items() if _in_step(path)})
+
+
+def _in_step(path: tuple[str, ...]) -> bool:
+    once = "cross_attention" in path and path[-2] in ("key", "value")  # of the encoder's output: many rows, once
+    return "decoder" in path and not once
+
+
+def _transposed(name: str, kernel: jax.Array) -> jax.Array:
+    axes = {"out": 2}.get(name, 1)
+    return jnp.moveaxis(kernel, range(axes), [i - axes for i in range(axes)])
 
 
 def add(x: jax.Array, bias: jax.Array) -> jax.Array:

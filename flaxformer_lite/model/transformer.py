@@ -93,7 +93,9 @@ def project(
     """
     x_BTD, matrix_VD = x_BTD.astype(config.dtype), weights["matrix"].astype(config.dtype)
     if vocab_first:
-        logits_VBT = jnp.einsum("VD,BTD->VBT", matrix_VD, x_BTD, preferred_element_type=jnp.float32)
+        x_RD = x_BTD.reshape(-1, x_BTD.shape[-1])
+        logits_VR = jnp.einsum("VD,RD->VR", matrix_VD, x_RD, preferred_element_type=jnp.float32)
+        logits_VBT = logits_VR.reshape(-1, *x_BTD.shape[:-1])
         return jnp.moveaxis(logits_VBT + weights["bias"][:, None, None] if "bias" in weights else logits_VBT, 0, -1)
     logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
     return logits_BTV + weights["bias"][None, None] if "bias" in weights else logits_BTV
