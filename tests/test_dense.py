@@ -34,21 +34,29 @@ def test_it_is_its_formula_over_one_axis_and_over_two(inputs, features, use_bias
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_a_turned_kernel_is_what_is_computed_with_and_gives_the_same(use_bias):
-    x, dense = draw(0, *ROWS, *IN), Dense(dataclasses.replace(CONFIG, use_bias=use_bias), (17,))
-    params = {"kernel": draw(1, *IN, 17)} | ({"bias": draw(2, 17)} if use_bias else {})
-    others = {**params, "kernel": draw(3, *IN, 17)}
-    given = {"params": others, TURNED: {"kernel": params["kernel"].T}}
+@pytest.mark.parametrize(("inputs", "features"), [(IN, (17,)), (IN, OUT), (OUT, IN)], ids=["plain", "split", "join"])
+def test_a_turned_kernel_is_what_is_computed_with_and_gives_the_same(inputs, features, use_bias):
+    x = draw(0, *ROWS, *inputs)
+    dense = Dense(dataclasses.replace(CONFIG, use_bias=use_bias), features, axes=len(inputs))
+    params = {"kernel": draw(1, *inputs, *features)} | ({"bias": draw(2, *features)} if use_bias else {})
+    others = {**params, "kernel": draw(3, *inputs, *features)}
+    order = [*range(len(inputs), len(inputs + features)), *range(len(inputs))]
+    given = {"params": others, TURNED: {"kernel": params["kernel"].transpose(order)}}
     np.testing.assert_allclose(dense.apply(given, x), dense.apply({"params": params}, x), atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
-def test_what_is_turned_are_the_feed_forward_kernels_of_the_decoder(architecture):
+def test_what_is_turned_are_the_kernels_of_a_step_of_the_decoder(architecture):
     sizes = {"d_model": 6, "num_heads": 2, "d_ff": 13, "num_encoder_layers": 1, "num_decoder_layers": 1}
     model = build_model(ModelConfig(vocab_size=11, architecture=architecture, activation="swiglu", **sizes))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape), param_shapes(model))
-    shapes = {"inner": {"kernel": (13, 6)}, "gate": {"kernel": (13, 6)}, "outer": {"kernel": (6, 13)}}
-    expected = {"decoder": {"layers_0": {"feed_forward": shapes}}}
+    from_model, to_model = {"kernel": (2, 3, 6)}, {"kernel": (6, 2, 3)}  # heads, size of a head, width of the model
+    feed_forward = {"inner": {"kernel": (13, 6)}, "gate": {"kernel": (13, 6)}, "outer": {"kernel": (6, 13)}}
+    self_attention = {"query": from_model, "key": from_model, "value": from_model, "out": to_model}
+    layer = {"feed_forward": feed_forward, "self_attention": self_attention}
+    if architecture == "encoder_decoder":  # its keys and values are made once a text, of the encoder's output
+        layer["cross_attention"] = {"query": from_model, "out": to_model}
+    expected = {"decoder": {"layers_0": layer}}
     assert jax.tree.map(np.shape, turned(params)) == expected
     ensemble = {"members_0": params, "members_1": params}
     assert jax.tree.map(np.shape, turned(ensemble)) == {"members_0": expected, "members_1": expected}

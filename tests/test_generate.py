@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import gc
+import re
 
 import flax
 import jax
@@ -110,6 +111,18 @@ def test_rows_over_devices_give_the_same_tokens(model, params, expected):
     assert [ids.tolist() for ids in decoder(params, SOURCES)] == expected
 
 
+@pytest.mark.parametrize("method", ["greedy", "sample", "beam"])
+def test_devices_that_have_the_whole_model_ask_each_other_nothing_before_the_end(model, params, method):
+    config, mesh = dataclasses.replace(GREEDY, method=method), parallel.make_mesh(2)
+    layout = parallel.decoding_shardings(mesh)
+    decoder = Decoder(model, config, rows=14, sharding=layout)
+    written = decoded_with(decoder, parallel.replicate(params, mesh))
+    assert written == decoded_with(Decoder(model, config, rows=14), params)
+    for program in decoder._compiled.values():
+        exchanged = re.findall(r"\b(all-reduce|all-gather|all-to-all|collective-permute)\b[\w-]*\(", program.as_text())
+        assert exchanged == ["all-gather"]  # of the texts, so that each process has all
+
+
 def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_others(model, params):
     params = jax.tree.map(jnp.asarray, params)
     tripled = jax.tree_util.tree_map_with_path(
@@ -153,10 +166,10 @@ def test_devices_that_share_the_parameters_decode_with_one_set_after_another(axe
 @pytest.mark.parametrize(
     ("config", "rows", "turns"),
     [
-        (GREEDY, 64, True),
-        (GREEDY, 65, False),
-        (dataclasses.replace(GREEDY, method="beam", beam_size=4), 16, True),
-        (dataclasses.replace(GREEDY, method="beam", beam_size=4), 17, False),
+        (GREEDY, 128, True),
+        (GREEDY, 129, False),
+        (dataclasses.replace(GREEDY, method="beam", beam_size=4), 32, True),
+        (dataclasses.replace(GREEDY, method="beam", beam_size=4), 33, False),
     ],
 )
 def test_kernels_are_turned_for_few_rows_of_a_device_alone(model, params, config, rows, turns):

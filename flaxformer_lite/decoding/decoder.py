@@ -193,16 +193,6 @@ class Decoder:
             self._turned_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays] if unchanging else []
         return {"params": params, TURNED: self._turned}
 
-    def _each_device_alone(self, variables: dict) -> bool:
-        """Whether each device has the whole model: then it writes its own rows, and asks the others nothing.
-
-        Else the compiler splits each step, and after each the devices tell each other whether there is a next one.
-        """
-        if self._batch_sharding is None:
-            return False
-        arrays = [x for x in jax.tree.leaves(variables) if isinstance(x, jax.Array)]
-        return all(x.sharding.is_fully_replicated for x in arrays)
-
     def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
         key = (n, *(array.shape for array in batch))
@@ -219,9 +209,21 @@ class Decoder:
                 fill = functools.partial(fill_in, self._model, self._config, **room)
                 decode = lambda variables, source_BS, row_B: fill(variables, source_BS)  # noqa: E731
             if alone:
-                rows, each = self._batch_sharding.spec, PartitionSpec()
-                specs = {"in_specs": (each, *[rows] * len(batch)), "out_specs": rows, "check_vma": False}
-                decode = jax.shard_map(decode, mesh=self._batch_sharding.mesh, **specs)
+                decode = self._by_devices(decode, len(batch))
             jitted = jax.jit(decode, out_shardings=self._output_sharding)
             self._compiled[key] = self._compile_with(lambda: jitted.lower(variables, *batch).compile())
         return self._compiled[key]
+
+    def _each_device_alone(self, variables: dict) -> bool:
+        """Whether every device has the whole model: then each writes its own rows, and asks the others nothing.
+
+        Else the compiler splits each step, after which the devices tell each other whether there is another.
+        """
+        arrays = [x for x in jax.tree.leaves(variables) if isinstance(x, jax.Array)]
+        return self._batch_sharding is not None and all(x.sharding.is_fully_replicated for x in arrays)
+
+    def _by_devices(self, decode: Callable, number: int) -> Callable:
+        """`decode(variables, *batch)`, of so many arrays, run by each device on its own rows."""
+        mesh, rows = self._batch_sharding.mesh, self._batch_sharding.spec
+        specs = {"in_specs": (PartitionSpec(), *[rows] * number), "out_specs": rows}
+        return jax.shard_map(decode, mesh=mesh, **specs, check_vma=False)  # which knows no loop that ends by itself

@@ -9,13 +9,15 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from flaxformer_lite.config import ModelConfig
 
-TURNED = "turned"  # a collection of variables beside "params": kernels (features, inputs), as `turned` makes them
+TURNED = "turned"  # a collection of variables beside "params": kernels (*features, *inputs), as `turned` makes them
+ONCE = ("cross_attention", "key"), ("cross_attention", "value")  # of the encoder's output: many rows, once a text
+JOINED = {"out": 2}  # axes of what is mapped: heads, and the size of each
 
 
 class Dense(nn.Module):
     """x W + b, over the last `axes` axes of x, which become `features`; parameters float32, the product `dtype`.
 
-    Where TURNED has its kernel, of one axis to one, W x is computed in its place: the same sums, but for rounding.
+    Where TURNED has its kernel, W x + b is computed in its place: the same sums, but for rounding.
     """
 
     config: ModelConfig
@@ -51,23 +53,19 @@ def _drawn(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
 
 
 def turned(params: dict) -> dict:
-    """The kernels of each step of a model's decoder transposed, (*features, *inputs), for the collection TURNED.
+    """The kernels of a decoder's step transposed, (*features, *inputs), for the collection TURNED.
 
     On a CPU XLA packs the right one of two matrices anew for each product. With the few rows of a decoding step that
     takes a good part of the time, if it is the kernel; transposed, the kernel can be the left one.
     """
     kernels = {path: kernel for path, kernel in flatten_dict(params).items() if path[-1] == "kernel"}
-    return unflatten_dict({path: _transposed(path[-2], kernel) for path, kernel in kernels.items() if _in_step(path)})
+    of_step = {path: kernel for path, kernel in kernels.items() if "decoder" in path and path[-3:-1] not in ONCE}
+    return unflatten_dict({path: _turn(kernel, axes=JOINED.get(path[-2], 1)) for path, kernel in of_step.items()})
 
 
-def _in_step(path: tuple[str, ...]) -> bool:
-    once = "cross_attention" in path and path[-2] in ("key", "value")  # of the encoder's output: many rows, once
-    return "decoder" in path and not once
-
-
-def _transposed(name: str, kernel: jax.Array) -> jax.Array:
-    axes = {"out": 2}.get(name, 1)
-    return jnp.moveaxis(kernel, range(axes), [i - axes for i in range(axes)])
+def _turn(kernel: jax.Array, *, axes: int) -> jax.Array:
+    """(*inputs, *features) to (*features, *inputs); `axes`: how many the inputs have."""
+    return jnp.moveaxis(kernel, range(axes), range(-axes, 0))
 
 
 def add(x: jax.Array, bias: jax.Array) -> jax.Array:

@@ -95,8 +95,8 @@ def project(
     if vocab_first:
         x_RD = x_BTD.reshape(-1, x_BTD.shape[-1])
         logits_VR = jnp.einsum("VD,RD->VR", matrix_VD, x_RD, preferred_element_type=jnp.float32)
-        logits_VBT = logits_VR.reshape(-1, *x_BTD.shape[:-1])
-        return jnp.moveaxis(logits_VBT + weights["bias"][:, None, None] if "bias" in weights else logits_VBT, 0, -1)
+        logits_VR = logits_VR + weights["bias"][:, None] if "bias" in weights else logits_VR
+        return jnp.moveaxis(logits_VR.reshape(-1, *x_BTD.shape[:2]), 0, -1)
     logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
     return logits_BTV + weights["bias"][None, None] if "bias" in weights else logits_BTV
 
