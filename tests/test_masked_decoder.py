@@ -16,7 +16,8 @@ from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import backends, transformer
-from flaxformer_lite.model.transformer import Inputs, build_model
+from flaxformer_lite.model.embeddings import Inputs
+from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import masking, metrics, parallel
 from flaxformer_lite.training import step as step_lib
 

@@ -15,7 +15,8 @@ import runs
 
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.model.dropout import Dropout
-from flaxformer_lite.model.transformer import build_model, project
+from flaxformer_lite.model.embeddings import project
+from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import losses, metrics, step
 from flaxformer_lite.training.step import (
     confusion_step,

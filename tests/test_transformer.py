@@ -1,4 +1,4 @@
-"""The whole model: its size in closed form, embeddings, logits, padding, weights on request, types and dropout."""
+"""The whole model: its size in closed form, padding, weights on request, types and dropout."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import CHOICES, ModelConfig
-from flaxformer_lite.model import positions, transformer
+from flaxformer_lite.model import positions
 from flaxformer_lite.model.masks import Places
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import gradient_sums, param_shapes
@@ -168,23 +168,6 @@ def test_the_buckets_of_the_encoder_tell_before_from_after_and_those_of_the_deco
     np.testing.assert_array_equal(model.apply(variables, method=bias_of), one)
 
 
-def test_embeddings_start_with_unit_variance_after_their_scaling():
-    table = transformer.token_embedding(dataclasses.replace(CONFIG, vocab_size=1009))
-    params = table.init(jax.random.key(3), SOURCE)["params"]
-    scaled = np.asarray(params["embedding"]) * math.sqrt(14)
-    assert abs(scaled.std() - 1) < 4 / math.sqrt(2 * scaled.size)
-
-
-@pytest.mark.parametrize(("tied", "output_bias"), [(True, False), (False, True)])
-def test_logits_are_products_with_the_embeddings_or_untied_with_a_matrix_of_their_own(tied, output_bias):
-    model, variables, _ = init(kind(tied=tied, output_bias=output_bias))
-    params, x = variables["params"], np.random.default_rng(0).normal(size=(2, 5, 14)).astype(np.float32)
-    matrix_VD = np.asarray(params["target_embedding"]["embedding"] if tied else params["output"]["kernel"])
-    expected = x @ matrix_VD.T + (np.asarray(params["output"]["bias"]) if output_bias else 0)
-    logits = transformer.project(x, model.apply(variables, method="output_weights"), model.config)
-    np.testing.assert_allclose(logits, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(("position", "placement", "tied"), [("sinusoidal", "post", True), ("learned", "pre", False)])
 def test_the_amount_of_padding_on_either_side_changes_no_logit_of_a_token(position, placement, tied):
     _, variables, apply = init(kind(position, placement, tied))
@@ -268,16 +251,3 @@ def test_dropout_is_off_unless_asked_for_and_then_belongs_to_the_row():
     np.testing.assert_allclose(swapped[::-1], dropped, atol=1e-5)
     other_rows = apply(variables, SOURCE, TARGET, row_B=jnp.array([1, 0]), **mode)
     assert np.abs(other_rows - dropped).max() > 0.1
-
-
-def test_gradients_of_a_frequent_token_are_summed_in_float32_whatever_activations_are():
-    config = dataclasses.replace(CONFIG, dtype="bfloat16", d_model=16, dropout=0.0)
-    inputs, ids_1L = transformer.Inputs(config, transformer.token_embedding(config)), jnp.full((1, 4099), 5)
-    apply = functools.partial(inputs.apply, ids_BL=ids_1L, places=Places.of(ids_1L))
-    params = inputs.init(jax.random.key(0), ids_1L, Places.of(ids_1L))
-    assert apply(params).dtype == jnp.bfloat16
-    gradient = jax.jit(jax.grad(lambda params: apply(params).astype(jnp.float32).sum()))(params)
-    (table_VD,) = jax.tree.leaves(gradient)
-    expected = np.zeros((23, 16))
-    expected[5] = 4099 * math.sqrt(16)
-    np.testing.assert_array_equal(table_VD, expected)  # in bfloat16 a sum of so many stands still before

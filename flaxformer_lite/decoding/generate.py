@@ -201,7 +201,7 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     """
 
     def allowed(logits: jax.Array, state: beam.Beams) -> jax.Array:
-        logits_V = jnp.moveaxis(logits, -1, 0)  # as `transformer.project` makes them
+        logits_V = jnp.moveaxis(logits, -1, 0)  # as `embeddings.project` makes them
         log_prob_V = logits_V - jax.nn.logsumexp(logits_V, axis=0, keepdims=True)
         log_prob_VBX = log_prob_V.reshape(*log_prob_V.shape[:2], -1)
         ids_BXT, index = state.live_BWT[:, : log_prob_VBX.shape[2]], state.index

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flaxformer_lite.model.embeddings import Inputs
 from flaxformer_lite.model.layers import Residual
-from flaxformer_lite.model.transformer import Inputs
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
 ROWS = PartitionSpec((DATA, FSDP))  # of a batch

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from flaxformer_lite.config import Config
-from flaxformer_lite.model import transformer
+from flaxformer_lite.model import embeddings, transformer
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.training import losses, masking, metrics, optim
 
@@ -210,7 +210,7 @@ def loss_sums(
     parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards, platform=platform)
     with jax.named_scope("loss"):
         objective, measured = losses.summed_over_parts(
-            lambda x_BTD, weights, *labelled: sums(transformer.project(x_BTD, weights, model.config), *labelled),
+            lambda x_BTD, weights, *labelled: sums(embeddings.project(x_BTD, weights, model.config), *labelled),
             x_BTD,
             weights,
             *labelled,
