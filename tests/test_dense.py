@@ -45,6 +45,13 @@ def test_a_turned_kernel_is_what_is_computed_with_and_gives_the_same(inputs, fea
     np.testing.assert_allclose(dense.apply(given, x), dense.apply({"params": params}, x), atol=1e-5)
 
 
+def test_a_kernel_that_is_turned_another_way_is_refused():
+    dense, x = Dense(CONFIG, OUT), draw(0, *ROWS, *IN)
+    params = {"kernel": draw(1, *IN, *OUT), "bias": draw(2, *OUT)}
+    with pytest.raises(ValueError, match=r"^turned: expected a kernel \(2, 13, 7\), got \(13, 7, 2\)\."):
+        dense.apply({"params": params, TURNED: {"kernel": draw(3, 13, 7, 2)}}, x)
+
+
 @pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
 def test_what_is_turned_are_the_kernels_of_a_step_of_the_decoder(architecture):
     sizes = {"d_model": 6, "num_heads": 2, "d_ff": 13, "num_encoder_layers": 1, "num_decoder_layers": 1}

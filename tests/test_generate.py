@@ -111,16 +111,37 @@ def test_rows_over_devices_give_the_same_tokens(model, params, expected):
     assert [ids.tolist() for ids in decoder(params, SOURCES)] == expected
 
 
+def exchanges(decoder):
+    """What devices send each other in the programs that `decoder` has compiled."""
+    kinds = r"\b(all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)\b[\w-]*\("
+    return {kind for program in decoder._compiled.values() for kind in re.findall(kinds, program.as_text())}
+
+
 @pytest.mark.parametrize("method", ["greedy", "sample", "beam"])
-def test_devices_that_have_the_whole_model_ask_each_other_nothing_before_the_end(model, params, method):
+def test_devices_that_have_the_whole_model_tell_each_other_nothing(model, params, method):
     config, mesh = dataclasses.replace(GREEDY, method=method), parallel.make_mesh(2)
-    layout = parallel.decoding_shardings(mesh)
-    decoder = Decoder(model, config, rows=14, sharding=layout)
+    decoder = Decoder(model, config, rows=14, sharding=parallel.decoding_shardings(mesh))
     written = decoded_with(decoder, parallel.replicate(params, mesh))
     assert written == decoded_with(Decoder(model, config, rows=14), params)
-    for program in decoder._compiled.values():
-        exchanged = re.findall(r"\b(all-reduce|all-gather|all-to-all|collective-permute)\b[\w-]*\(", program.as_text())
-        assert exchanged == ["all-gather"]  # of the texts, so that each process has all
+    assert decoder._compiled and exchanges(decoder) == set()
+
+
+def test_inputs_are_dealt_to_devices_so_that_each_has_as_long_ones(model, params, monkeypatch):
+    mesh, put = parallel.make_mesh(2), []
+    decoder = Decoder(model, GREEDY, rows=8, sharding=parallel.decoding_shardings(mesh))
+    monkeypatch.setattr(decoder, "_put", lambda array, original=decoder._put: put.append(array) or original(array))
+    sources = [np.full(length, 5, np.int32) for length in (3, 9, 1, 7, 5, 11)]  # for eight rows: two are unused
+    written = decoder(parallel.replicate(params, mesh), sources)
+    tokens = (put[0] != PAD).sum(axis=1)
+    assert [*tokens[:4]] == [12, 8, 4, 0] and [*tokens[4:]] == [10, 6, 2, 0]
+    assert [ids.tolist() for ids in written] == [Decoder(model, GREEDY)(params, [ids])[0].tolist() for ids in sources]
+
+
+def test_many_rows_and_few_which_have_turned_kernels_give_the_same_tokens(model, params, expected, monkeypatch):
+    monkeypatch.setattr("flaxformer_lite.decoding.decoder.FEW", 0)
+    decoder = Decoder(model, GREEDY, rows=5)
+    assert TURNED not in decoder._variables(params, 5)
+    assert decoded_with(decoder, params) == expected
 
 
 def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_others(model, params):
@@ -161,6 +182,7 @@ def test_devices_that_share_the_parameters_decode_with_one_set_after_another(axe
         expected = decoded_with(Decoder(model, GREEDY, rows=4), params)
         assert len({tuple(ids) for ids in expected}) > 5
         assert decoded_with(decoder, parallel.MeshMode(mesh).make_state(lambda params=params: params)) == expected
+    assert exchanges(decoder)  # no device has the whole model
 
 
 @pytest.mark.parametrize(

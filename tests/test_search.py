@@ -238,7 +238,12 @@ def test_a_sentence_gets_the_same_beams_whatever_shares_its_batch():
 
 
 def test_eight_devices_find_what_one_finds():
-    assert decoded(SOURCES, rows=16, devices=8) == decoded(SOURCES)
+    devices = {"rows": 16, "devices": 8}
+    prefixes = [np.full(i % 3, 5, np.int32) for i in range(len(SOURCES))]
+    assert decoded(SOURCES, prefixes, **devices) == decoded(SOURCES, prefixes) != decoded(SOURCES)
+    for row, other in zip(n_best(SOURCES, 3), n_best(SOURCES, 3, **devices), strict=True):
+        assert [ids for ids, _ in row] == [ids for ids, _ in other]
+        np.testing.assert_allclose([s for _, s in row], [s for _, s in other], atol=1e-4)
 
 
 def test_a_beam_of_one_without_a_penalty_decodes_greedily():

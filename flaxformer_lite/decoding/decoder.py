@@ -1,6 +1,7 @@
 """Decoding of many inputs: in batches of like length, each shape of which is compiled once."""
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -66,7 +67,8 @@ class Decoder:
         Args:
           rows: inputs decoded at once; None: what `config.tokens_per_batch` holds, see `rows_for`.
           rows_multiple: the rows of a batch are a multiple of this, so that devices can share them.
-          sharding: of a batch of inputs, of logits, and of the outputs (whole in every process); None: on one device.
+          sharding: of a batch of inputs, of logits to draw from, and of the outputs (whole in every process), which
+            devices that share the model have; None: on one device.
           compile_with: runs a compilation, so that a caller can do it elsewhere and wait.
         """
         check_method(model.config, config)
@@ -79,8 +81,8 @@ class Decoder:
         self.max_length = model.config.max_length
         self._compile_with = compile_with
         self._compiled: dict[tuple, Callable] = {}
-        self._turned: dict = {}
-        self._turned_of: list[weakref.ref] = []  # the parameters that it was made of; with them it goes
+        self._kept: dict = {}  # what `turned` made
+        self._kept_of: list[weakref.ref] = []  # of these parameters; with them it goes
 
     def __call__(
         self,
@@ -140,7 +142,7 @@ class Decoder:
         n: int | None = None,
         numbers: Sequence[int] | None = None,
     ) -> Iterator[tuple[list[int], Any]]:
-        """Batch by batch, the longest inputs first, which ones they are, and what the jitted function returns."""
+        """Batch by batch, the longest inputs first, which ones they are, and what is written for them."""
         if prefixes is not None and self._config.method == "mask_predict":
             raise ValueError("prefixes: decode.method='mask_predict' writes all tokens at once; leave them out.")
         numbers = range(len(inputs)) if numbers is None else numbers
@@ -156,9 +158,12 @@ class Decoder:
             batch.append(np.array([numbers[i] for i in part] + [-1] * len(unused), np.int32))
             if prefixes is not None:
                 batch.append(self._padded([prefixes[i] for i in part] + unused, end=False))
-            batch = [self._put(array) for array in batch]
+            # Dealt one by one to the devices, so that each has as long ones as the others.
+            dealt = np.arange(rows).reshape(self._rows_of_device(rows), -1).T.ravel()
+            batch = [self._put(array[dealt]) for array in batch]
             variables = self._variables(params, rows)
-            yield part, self._compiled_for(variables, batch, n)(variables, *batch)
+            written = self._on_host(self._compiled_for(variables, batch, n)(variables, *batch))
+            yield part, jax.tree.map(operator.itemgetter(np.argsort(dealt)), written)
 
     def _check(self, name: str, rows: Sequence[np.ndarray], advice: str) -> None:
         for number, ids in enumerate(rows):
@@ -176,41 +181,53 @@ class Decoder:
             return jnp.asarray(array)
         return jax.make_array_from_callback(array.shape, self._batch_sharding, lambda index: array[index])
 
+    def _rows_of_device(self, rows: int) -> int:
+        return rows if self._batch_sharding is None else self._batch_sharding.shard_shape((rows,))[0]
+
+    def _on_host(self, written: Any) -> Any:
+        """All rows, in every process.
+
+        They are gathered once all devices have ended: who waits for others in a gather gives up after a minute.
+        """
+        if jax.process_count() > 1:
+            written = jax.jit(lambda rows: rows, out_shardings=self._output_sharding)(jax.block_until_ready(written))
+        return jax.device_get(written)
+
     def _variables(self, params: dict, rows: int) -> dict:
         """The model's collections for batches of so many rows: where that is faster, with transposed kernels.
 
         They are made once, and kept as long as the parameters are; of arrays of NumPy, anew for each batch.
         """
-        if self._batch_sharding is not None:
-            (rows,) = self._batch_sharding.shard_shape((rows,))
-        few = rows * (self._config.beam_size if self._config.method == "beam" else 1) <= FEW
-        if self._config.method == "mask_predict" or not few or jax.default_backend() != "cpu":
+        rows = self._rows_of_device(rows) * (self._config.beam_size if self._config.method == "beam" else 1)
+        if self._config.method == "mask_predict" or rows > FEW or jax.default_backend() != "cpu":
             return {"params": params}
         arrays = jax.tree.leaves(params)
-        if [id(of()) for of in self._turned_of] != [id(array) for array in arrays]:
-            self._turned = kept = jax.jit(turned)(params)
-            unchanging = all(isinstance(array, jax.Array) for array in arrays)  # one of NumPy can change in place
-            self._turned_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays] if unchanging else []
-        return {"params": params, TURNED: self._turned}
+        if not all(isinstance(array, jax.Array) for array in arrays):  # one of NumPy can change in place
+            return {"params": params, TURNED: jax.jit(turned)(params)}
+        if [id(of()) for of in self._kept_of] != [id(array) for array in arrays]:
+            self._kept = kept = jax.jit(turned)(params)
+            self._kept_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays]
+        return {"params": params, TURNED: self._kept}
 
     def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
-        key = (n, *(array.shape for array in batch))
+        alone = self._each_device_alone(variables)
+        key = (alone, n, *(array.shape for array in batch))
         if key not in self._compiled:
             make_task = functools.partial(translation if self._translates else continuation, self._model, self._config)
             longest = max(array.shape[1] for array in batch if array.ndim == 2)
             room = {"max_length": room_for(longest + self._config.max_extra_length, self.max_length)}
             method = functools.partial(best if n is None else functools.partial(search, n_best=n), **room)
-            alone = self._each_device_alone(variables)
-            logits_sharding = None if alone else self._logits_sharding
-            place = functools.partial(place_logits, config=self._config, sharding=logits_sharding)
+            sharding = None if alone else self._logits_sharding
+            place = functools.partial(place_logits, config=self._config, sharding=sharding)
             decode = lambda variables, *batch: method(place(make_task(variables, *batch)), self._config)  # noqa: E731
             if self._config.method == "mask_predict":
                 fill = functools.partial(fill_in, self._model, self._config, **room)
                 decode = lambda variables, source_BS, row_B: fill(variables, source_BS)  # noqa: E731
             if alone:
-                decode = self._by_devices(decode, len(batch))
-            jitted = jax.jit(decode, out_shardings=self._output_sharding)
+                jitted = jax.jit(self._by_devices(decode, batch))
+            else:
+                jitted = jax.jit(decode, out_shardings=self._output_sharding)
             self._compiled[key] = self._compile_with(lambda: jitted.lower(variables, *batch).compile())
         return self._compiled[key]
 
@@ -222,8 +239,9 @@ class Decoder:
         arrays = [x for x in jax.tree.leaves(variables) if isinstance(x, jax.Array)]
         return self._batch_sharding is not None and all(x.sharding.is_fully_replicated for x in arrays)
 
-    def _by_devices(self, decode: Callable, number: int) -> Callable:
-        """`decode(variables, *batch)`, of so many arrays, run by each device on its own rows."""
+    def _by_devices(self, decode: Callable, batch: list[jax.Array]) -> Callable:
+        """`decode(variables, *batch)`, run by each device on its own rows."""
         mesh, rows = self._batch_sharding.mesh, self._batch_sharding.spec
-        specs = {"in_specs": (PartitionSpec(), *[rows] * number), "out_specs": rows}
-        return jax.shard_map(decode, mesh=mesh, **specs, check_vma=False)  # which knows no loop that ends by itself
+        specs = {"in_specs": (PartitionSpec(), *[rows] * len(batch)), "out_specs": rows}
+        # The check would have a search begin with values that differ between devices, and it begins alike on all.
+        return jax.shard_map(decode, mesh=mesh, **specs, check_vma=False)

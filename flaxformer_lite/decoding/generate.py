@@ -201,9 +201,10 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     """
 
     def allowed(logits: jax.Array, state: beam.Beams) -> jax.Array:
-        logits_V = jnp.moveaxis(logits, -1, 0)  # as `embeddings.project` makes them
-        log_prob_V = logits_V - jax.nn.logsumexp(logits_V, axis=0, keepdims=True)
-        log_prob_VBX = log_prob_V.reshape(*log_prob_V.shape[:2], -1)
+        """Of logits (B, V) for the first token, or (B, W, V): the log-probabilities of what may come."""
+        logits = jnp.moveaxis(logits, -1, 0)  # as `embeddings.project` makes them: (V, B), or (V, B, W)
+        log_prob = logits - jax.nn.logsumexp(logits, axis=0, keepdims=True)
+        log_prob_VBX = log_prob.reshape(*log_prob.shape[:2], -1)
         ids_BXT, index = state.live_BWT[:, : log_prob_VBX.shape[2]], state.index
         allowed_VBX = constrain(config, log_prob_VBX, ids_BXT, index, axis=0)
         if task.prompt_BP.shape[1] == 0:

@@ -10,8 +10,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from flaxformer_lite.config import ModelConfig
 
 TURNED = "turned"  # a collection of variables beside "params": kernels (*features, *inputs), as `turned` makes them
-ONCE = ("cross_attention", "key"), ("cross_attention", "value")  # of the encoder's output: many rows, once a text
-JOINED = {"out": 2}  # axes of what is mapped: heads, and the size of each
+ONCE = ("cross_attention", "key"), ("cross_attention", "value")  # not in each step: they map the encoder's output once
+INPUT_AXES = {"out": 2}  # of kernels by their names, where there is more than one: heads, and the size of each
 
 
 class Dense(nn.Module):
@@ -32,15 +32,18 @@ class Dense(nn.Module):
         kernel = self.param("kernel", _drawn, shape, self.axes)
         bias = self.param("bias", nn.initializers.zeros, self.features) if c.use_bias else None
         if self.has_variable(TURNED, "kernel"):
-            return self._turned(x.astype(c.dtype), self.get_variable(TURNED, "kernel").astype(c.dtype), bias)
+            return self._by_rows(x.astype(c.dtype), self.get_variable(TURNED, "kernel").astype(c.dtype), bias)
         y = jnp.tensordot(x.astype(c.dtype), kernel.astype(c.dtype), self.axes)
         return y if bias is None else add(y, bias)
 
-    def _turned(self, x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-        """W x + b in place of x W + b; `kernel`: (*features, *inputs)."""
-        rows = x.shape[: -self.axes]
-        x_RI = x.reshape(math.prod(rows), -1)  # of two axes the library takes it as it is, of more XLA makes a copy
-        y_FR = jnp.tensordot(kernel.reshape(-1, x_RI.shape[1]), x_RI, (1, 1))
+    def _by_rows(self, x: jax.Array, turned_FI: jax.Array, bias: jax.Array | None) -> jax.Array:
+        """W x + b in place of x W + b; `turned_FI`: (*features, *inputs)."""
+        rows, inputs = x.shape[: -self.axes], x.shape[-self.axes :]
+        if turned_FI.shape != self.features + inputs:
+            raise ValueError(f"{TURNED}: expected a kernel {self.features + inputs}, got {turned_FI.shape}.")
+        # With x of two axes, YNNPACK, by which XLA computes products on a CPU, reads it as it is; else XLA copies it.
+        x_RI = x.reshape(math.prod(rows), math.prod(inputs))
+        y_FR = jnp.tensordot(turned_FI.reshape(-1, x_RI.shape[1]), x_RI, (1, 1))
         y_FR = y_FR if bias is None else add(y_FR, bias.reshape(-1, 1))
         y_FR = jax.lax.optimization_barrier(y_FR)  # else XLA finds that it is x W, transposed
         return y_FR.T.reshape(*rows, *self.features)
@@ -60,12 +63,11 @@ def turned(params: dict) -> dict:
     """
     kernels = {path: kernel for path, kernel in flatten_dict(params).items() if path[-1] == "kernel"}
     of_step = {path: kernel for path, kernel in kernels.items() if "decoder" in path and path[-3:-1] not in ONCE}
-    return unflatten_dict({path: _turn(kernel, axes=JOINED.get(path[-2], 1)) for path, kernel in of_step.items()})
 
+    def turn(kernel: jax.Array, axes: int) -> jax.Array:
+        return jnp.moveaxis(kernel, range(axes), range(-axes, 0))
 
-def _turn(kernel: jax.Array, *, axes: int) -> jax.Array:
-    """(*inputs, *features) to (*features, *inputs); `axes`: how many the inputs have."""
-    return jnp.moveaxis(kernel, range(axes), range(-axes, 0))
+    return unflatten_dict({path: turn(kernel, INPUT_AXES.get(path[-2], 1)) for path, kernel in of_step.items()})
 
 
 def add(x: jax.Array, bias: jax.Array) -> jax.Array:

@@ -65,7 +65,7 @@ def project(
 ) -> jax.Array:
     """Logits (B, T, V), float32, by the weights of `Output`. Section 3.4.
 
-    `vocab_first`: made as (V, B, T), for the few rows of a decoding step; see `dense.turned`.
+    `vocab_first`: made as (V, B T), for the few rows of a decoding step; see `dense.turned`.
     """
     x_BTD, matrix_VD = x_BTD.astype(config.dtype), weights["matrix"].astype(config.dtype)
     if vocab_first:
