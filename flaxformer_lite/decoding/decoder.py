@@ -77,6 +77,7 @@ class Decoder:
         at_once = {"beam": config.beam_size, "mask_predict": config.length_candidates}.get(config.method, 1)
         options = {"tokens": config.tokens_per_batch // at_once, "multiple": rows_multiple}
         self._rows_for = functools.partial(rows_for, **options) if rows is None else lambda length, *, waiting: rows
+        self._gather = jax.jit(lambda written: written, out_shardings=self._output_sharding)
         self._translates = model.config.architecture == "encoder_decoder"
         self.max_length = model.config.max_length
         self._compile_with = compile_with
@@ -190,7 +191,7 @@ class Decoder:
         They are gathered once all devices have ended: who waits for others in a gather gives up after a minute.
         """
         if jax.process_count() > 1:
-            written = jax.jit(lambda rows: rows, out_shardings=self._output_sharding)(jax.block_until_ready(written))
+            written = self._gather(jax.block_until_ready(written))
         return jax.device_get(written)
 
     def _variables(self, params: dict, rows: int) -> dict:
