@@ -67,8 +67,8 @@ class Decoder:
         Args:
           rows: inputs decoded at once; None: what `config.tokens_per_batch` holds, see `rows_for`.
           rows_multiple: the rows of a batch are a multiple of this, so that devices can share them.
-          sharding: of a batch of inputs, of logits to draw from, and of the outputs (whole in every process), which
-            devices that share the model have; None: on one device.
+          sharding: of a batch of inputs; of logits to draw from, where devices share the model; of the outputs, whole
+            in every process. None: on one device.
           compile_with: runs a compilation, so that a caller can do it elsewhere and wait.
         """
         check_method(model.config, config)
