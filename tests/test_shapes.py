@@ -141,7 +141,9 @@ def test_decoding_token_by_token_with_a_cache_gives_the_logits_of_the_full_forwa
     for row, length in enumerate(TARGETS):
         np.testing.assert_allclose(logits[row, :length], full[row, :length], atol=2e-5)
     of_layers = (cache.self_attention, cache.cross_attention)
-    own, cross = ([part for kept in caches if kept for part in kept.projected()] for caches in of_layers)
+    own, cross = (
+        [part for kept in caches if kept for block in kept.projected() for part in block] for caches in of_layers
+    )
     assert {part.shape for part in own} == {(3, room, config.num_kv_heads or 6, 4)}
     assert {part.shape for part in cross} == ({(3, S, config.num_kv_heads or 6, 4)} if encoded else set())
     assert all((part[:, :steps] != 0).all() and (part[:, steps:] == 0).all() for part in own)

@@ -1,6 +1,8 @@
 """Attention with weights to look at, many heads of it, and the cache of keys and values for decoding."""
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import flax.struct
@@ -13,6 +15,8 @@ from flaxformer_lite.model.dense import Dense
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import RelativeVectors, ScoreBias, rotate
+
+Blocks = Sequence[tuple[jax.Array, jax.Array]]  # keys and values, (B, S, G, K) each: the S keys in one part or more
 
 
 def dot_product_scores(query_BTHK: jax.Array, key_BSHK: jax.Array) -> jax.Array:
@@ -67,15 +71,17 @@ class KVCache:
 
     key_BGKS: jax.Array
     value_BGSK: jax.Array
+    before: "KVCache | None" = None  # what it was before it grew, all of it written; those entries come first
 
     @classmethod
     def of(cls, key_BSGK: jax.Array, value_BSGK: jax.Array) -> "KVCache":
         """Keys and values as they are projected."""
         return cls(jnp.transpose(key_BSGK, (0, 2, 3, 1)), jnp.swapaxes(value_BSGK, 1, 2))
 
-    def projected(self) -> tuple[jax.Array, jax.Array]:
-        """Keys and values as they were projected, (B, S, G, K) each."""
-        return jnp.transpose(self.key_BGKS, (0, 3, 1, 2)), jnp.swapaxes(self.value_BGSK, 1, 2)
+    def projected(self) -> Blocks:
+        """Keys and values as they were projected, (B, S, G, K) each, block by block: one, and one more each growth."""
+        own = jnp.transpose(self.key_BGKS, (0, 3, 1, 2)), jnp.swapaxes(self.value_BGSK, 1, 2)
+        return (own,) if self.before is None else (*self.before.projected(), own)
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int], dtype: jnp.dtype) -> "KVCache":
@@ -84,23 +90,31 @@ class KVCache:
 
     @property
     def entries(self) -> int:
-        """How many there is room for, S."""
-        return self.value_BGSK.shape[2]
+        """How many there is room for, S, in all blocks."""
+        return self._first + self.value_BGSK.shape[2]
+
+    @property
+    def _first(self) -> int:
+        """The number of the first entry of the last block."""
+        return 0 if self.before is None else self.before.entries
 
     def with_room(self, entries: int) -> "KVCache":
-        """This cache with zeros after the entries that there are, or without the last of them."""
-        nothing, added = (0, 0), (0, max(0, entries - self.entries))
-        return KVCache(
-            jnp.pad(self.key_BGKS[..., :entries], (nothing, nothing, nothing, added)),
-            jnp.pad(self.value_BGSK[:, :, :entries], (nothing, nothing, added, nothing)),
-        )
+        """This cache, all of it written, and a block of zeros up to so many entries; or without the last of them."""
+        if self.before is not None and entries <= self._first:
+            return self.before.with_room(entries)
+        B, G, _, K = self.value_BGSK.shape
+        if entries > self.entries:
+            added = KVCache.empty((B, entries - self.entries, G, K), self.value_BGSK.dtype)
+            return added.replace(before=self)
+        kept = entries - self._first
+        return self.replace(key_BGKS=self.key_BGKS[..., :kept], value_BGSK=self.value_BGSK[:, :, :kept])
 
     def write(self, new: "KVCache", index: jax.Array) -> "KVCache":
-        """This cache with `new`, of one entry, or of W with beams, at position `index`."""
-        first, update = index * new.entries, jax.lax.dynamic_update_slice_in_dim
-        return KVCache(
-            update(self.key_BGKS, new.key_BGKS.astype(self.key_BGKS.dtype), first, axis=3),
-            update(self.value_BGSK, new.value_BGSK.astype(self.value_BGSK.dtype), first, axis=2),
+        """This cache with `new`, of one entry, or of W with beams, at position `index`, which is in the last block."""
+        place, update = index * new.entries - self._first, jax.lax.dynamic_update_slice_in_dim
+        return self.replace(
+            key_BGKS=update(self.key_BGKS, new.key_BGKS.astype(self.key_BGKS.dtype), place, axis=3),
+            value_BGSK=update(self.value_BGSK, new.value_BGSK.astype(self.value_BGSK.dtype), place, axis=2),
         )
 
 
@@ -116,7 +130,7 @@ class DecoderCache:
     cross_attention: tuple[KVCache | None, ...]  # S entries: the encoder's output, projected once a sentence
 
     def with_room(self, length: int, beam_size: int = 1) -> "DecoderCache":
-        """This cache with room for `length` positions: others come after those that there are, or the last go."""
+        """This cache with room for `length` positions: more, once those that there are have been written, or fewer."""
         own = tuple(cache.with_room(length * beam_size) for cache in self.self_attention)
         return self.replace(self_attention=own)
 
@@ -171,7 +185,7 @@ class MultiHeadAttention(nn.Module):
     def _attend(
         self,
         x_BTD: jax.Array,
-        projected: tuple[jax.Array, jax.Array],
+        blocks: Blocks,
         pattern: Pattern,
         bias: ScoreBias | None,
         *,
@@ -184,17 +198,18 @@ class MultiHeadAttention(nn.Module):
             if self.config.position == "relative":
                 bias = self.relative.score_bias()
         why = self._wants_weights(deterministic)
-        backend = backends.choose(self.config.backend, query_BTHK, projected[0], pattern, bias, reference_only=why)
+        first = blocks[0]  # there are others in decoding alone, which is the reference's
+        backend = backends.choose(self.config.backend, query_BTHK, first[0], pattern, bias, reference_only=why)
         if backend != "reference":
-            return self.out(backends.attend(backend, query_BTHK, *projected, pattern, bias))
+            return self.out(backends.attend(backend, query_BTHK, *first, pattern, bias))
         drop = lambda weights: self.drop(weights, deterministic=deterministic, row_B=row_B)  # noqa: E731
-        return self.out(self._reference(query_BTHK, projected, pattern, bias, drop=drop))
+        return self.out(self._reference(query_BTHK, blocks, pattern, bias, drop=drop))
 
     def __call__(
         self, x_BTD: jax.Array, memory_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode
     ) -> jax.Array:
         """Attention from `x_BTD` to `memory_BSD` (the same array for self-attention): (B, T, D)."""
-        return self._attend(x_BTD, self._project(memory_BSD, pattern.key), pattern, bias, **mode)
+        return self._attend(x_BTD, [self._project(memory_BSD, pattern.key)], pattern, bias, **mode)
 
     def _wants_weights(self, deterministic: bool) -> str | None:
         """Why the weights must exist as an array, if they must: only the reference makes one."""
@@ -213,25 +228,31 @@ class MultiHeadAttention(nn.Module):
     def _reference(
         self,
         query_BTHK: jax.Array,
-        projected: tuple[jax.Array, jax.Array],
+        blocks: Blocks,
         pattern: Pattern,
         bias: ScoreBias | None,
         *,
         drop: Callable,
     ) -> jax.Array:
         """Attention as the paper writes it, with all its weights at once: (B, T, H, K)."""
-        key_BSHK, value_BSHK = (repeat_heads(x_BSGK, query_BTHK) for x_BSGK in projected)
+        blocks = [tuple(repeat_heads(x_BSGK, query_BTHK) for x_BSGK in block) for block in blocks]
         positions = pattern.query.position_BL, pattern.key.position_BL
-        if self.config.attention == "additive":
-            scores_BHTS = additive_scores(query_BTHK, key_BSHK, self.score_vector)
-        else:
-            scores_BHTS = dot_product_scores(query_BTHK, key_BSHK)
+        scores_BHTS = jnp.concatenate([self._scores(query_BTHK, key_BSHK) for key_BSHK, _ in blocks], axis=-1)
         if bias is not None:
             scores_BHTS += jnp.broadcast_to(bias(query_BTHK, *positions), scores_BHTS.shape)
         weights_BHTS = softmax(scores_BHTS, pattern.mask())
         self.sow("intermediates", "attention_weights", weights_BHTS)
         weights_BHTS = drop(weights_BHTS)
-        mixed_BTHK = mix(weights_BHTS, value_BSHK)
+        borders = list(itertools.accumulate(value_BSHK.shape[1] for _, value_BSHK in blocks))
+        parts = jnp.split(weights_BHTS, borders[:-1], axis=-1)
+        mixed_BTHK = functools.reduce(
+            jnp.add, [mix(part, value) for part, (_, value) in zip(parts, blocks, strict=True)]
+        )
         if self._relative_values():
             mixed_BTHK += self.relative.values(weights_BHTS, *positions).astype(mixed_BTHK.dtype)
         return mixed_BTHK
+
+    def _scores(self, query_BTHK: jax.Array, key_BSHK: jax.Array) -> jax.Array:
+        if self.config.attention == "additive":
+            return additive_scores(query_BTHK, key_BSHK, self.score_vector)
+        return dot_product_scores(query_BTHK, key_BSHK)
