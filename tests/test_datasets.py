@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import default_config, resolve
-from flaxformer_lite.data import builders, cldr, languages, pipeline
+from flaxformer_lite.data import builders, cldr, languages, pipeline, tokenizer
 from flaxformer_lite.data.datasets import Dataset
 from flaxformer_lite.data.examples import Examples
 
@@ -214,6 +214,20 @@ def make_config(**data):
     sizes = dict(vocab_size=286, tokenizer="bpe", buckets=(37,), tokens_per_batch=74, rows_multiple=2)
     config.data.update(sizes | data)
     return resolve(config)
+
+
+@pytest.mark.parametrize("languages", [("de", "en"), ("de", "pt-br")])
+def test_stored_ids_to_measure_on_are_those_of_the_examples_with_both_languages(copies, tmp_path, languages):
+    config = make_config(dataset="ted_multi_translate", languages=languages, validation_split="train[:3]")
+    dataset = pipeline.open_dataset(config)
+    tokenizer.train(["eins drei um", "one three 3"], tmp_path / "model", vocab_size=286, kind="bpe")
+    tokens = tokenizer.Tokenizer(tmp_path / "model")
+    for _ in range(2):
+        split = pipeline.read_part(dataset, "validation", tokens, config)
+        assert split.texts.incomplete > 0
+        for side in ("source", "target"):
+            assert tokens.decode(getattr(split.tokens, side)) == getattr(split.texts, side)
+        assert split.plan.usable.tolist() == list(range(len(split.texts)))
 
 
 @pytest.mark.parametrize(

@@ -197,15 +197,24 @@ def asked(monkeypatch):
     return counts
 
 
-def test_the_second_start_reads_no_text_to_train_on_and_has_the_same_data(small_language, asked):
+def test_the_second_start_tokenises_nothing_and_has_the_same_data(small_language, asked, monkeypatch):
     config = make_config("encoder_classifier", dataset="cldr_language", vocab_size=1500, tokenizer="bpe")
     loads = []
     for start in range(2):
-        data = pipeline.load(config, pipeline.open_dataset(config), small_language / "tokenizer.model")
-        loads.append(data)
+        with monkeypatch.context() as patch:
+            if start == 1:
+                patch.setattr(Tokenizer, "encode", None)
+            loads.append(pipeline.load(config, pipeline.open_dataset(config), small_language / "tokenizer.model"))
         assert asked.pop("train") == (375 + 375 + 1 if start == 0 else 1)  # the vocabulary, the ids, and a label
-        assert asked == {"validation": 125 + 1, "test": 1}
+        assert asked == {"validation": (125 if start == 0 else 0) + 125 + 1, "test": 1}  # the texts to compare with
         asked.clear()
+    assert isinstance(loads[1].validation.tokens.source.values.base, np.memmap)
+    validations = [data.validation for data in loads]
+    validations.append(pipeline.read_split(pipeline.open_dataset(config), "validation", loads[0].tokenizer, config))
+    ids, labels = ([getattr(split.tokens, name) for split in validations] for name in ("source", "label"))
+    assert [[row.tolist() for row in rows] for rows in ids] == 3 * [[row.tolist() for row in ids[0]]]
+    assert [label.tolist() for label in labels] == 3 * [labels[0].tolist()]
+    assert [split.plan.steps_per_epoch for split in validations] == 3 * [validations[0].plan.steps_per_epoch]
     first, second = (data.train for data in loads)
     assert loads[0].fingerprint == loads[1].fingerprint
     assert first.tokens.source.values.tolist() == second.tokens.source.values.tolist()

@@ -24,6 +24,7 @@ class Examples:
     label: np.ndarray | None = None  # int32, indexes of Dataset.label_names
     kind: list[str] | None = None
     incomplete: int = 0  # examples of the dataset that lack one of the two languages, and are not here
+    kept: np.ndarray | None = None  # the numbers in the dataset of those that are here; None: all are
 
     def __len__(self) -> int:
         return len(self.target if self.source is None else self.source)
@@ -42,7 +43,7 @@ def complete(examples: Examples) -> Examples:
         return None if values is None else [values[i] for i in kept]
 
     source, target, kind = map(of_kept, (examples.source, examples.target, examples.kind))
-    return Examples(source, target, kind=kind, incomplete=len(examples) - len(kept))
+    return Examples(source, target, kind=kind, incomplete=len(examples) - len(kept), kept=np.array(kept, int))
 
 
 @dataclasses.dataclass(frozen=True)

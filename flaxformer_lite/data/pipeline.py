@@ -147,8 +147,12 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
 
 
 def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) -> Split:
-    """What the config measures 'validation' or 'test' on; as `read_split`."""
-    return read_split(dataset.part(role), getattr(config.data, f"{role}_split"), tokens, config)
+    """What the config measures 'validation' or 'test' on, with its texts in memory, and its ids as `stored_split`."""
+    part, name = dataset.part(role), getattr(config.data, f"{role}_split")
+    texts, examples = part.read(name), _stored(part.reader(name), tokens, config)
+    if texts.kept is not None:
+        examples = Tokens(**{side: ids.take(texts.kept) for side, ids in examples.sides().items()})
+    return Split(texts, examples, _plan(*examples.lengths(), config))
 
 
 def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
@@ -170,19 +174,24 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
       ValueError: no example in the split fits the batches.
     """
     reader = dataset.reader(name)
-    if jax.process_count() > 1:
-        agreement.by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)))
-    columns = store.tokenised(reader, tokens, start=_start(config), show=jax.process_index() == 0)
-    label = columns.pop("label", None)
-    examples = Tokens(**columns, label=None if label is None else np.asarray(label.values, np.int32))
+    examples = _stored(reader, tokens, config)
     lengths, drawing = dict(zip(("source", "target"), examples.lengths(), strict=True)), None
     if config.data.subword_sampling:
         how = dict(kind=config.data.tokenizer, strength=config.data.subword_sampling, seed=config.data.seed)
         drawing = Drawing(reader, tokens, start=_start(config), **how)
         longest = config.data.buckets[-1] - 1
-        for side, growth in drawing.head_room(columns, longest).items():
+        for side, growth in drawing.head_room(examples.sides(), longest).items():
             lengths[side] = subwords.planned(lengths[side], growth, longest)
     return Split(None, examples, _plan(*lengths.values(), config), reader, drawing)
+
+
+def _stored(reader: Reader, tokens: Tokenizer, config: Config) -> Tokens:
+    """The ids of all examples, mapped from where they are stored, once all processes have them there."""
+    if jax.process_count() > 1:
+        agreement.by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)))
+    columns = store.tokenised(reader, tokens, start=_start(config), show=jax.process_index() == 0)
+    label = columns.pop("label", None)
+    return Tokens(**columns, label=None if label is None else np.asarray(label.values, np.int32))
 
 
 def _start(config: Config) -> tuple[int, ...]:
