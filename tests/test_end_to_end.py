@@ -205,6 +205,7 @@ def test_evaluate_compares_with_files_and_tells_how_sure_it_is(finished_run, com
     assert json.loads(scores.read_text())["references"] == [str(kept)]
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_runs_that_decide_together_translate_and_are_measured_as_one(finished_run, command, tmp_path):
     other = shutil.copytree(finished_run, tmp_path / "other")
     for step in (40, 48):
@@ -227,8 +228,8 @@ def test_runs_that_decide_together_translate_and_are_measured_as_one(finished_ru
 
 SHARED = [
     ("finished_run", translate, {"method": "greedy"}),
-    ("finished_run", translate, {"method": "beam", "beam_size": 3}),
-    ("finished_run", translate, {"method": "sample", "top_p": 0.9}),
+    pytest.param("finished_run", translate, {"method": "beam", "beam_size": 3}, marks=pytest.mark.slow),
+    pytest.param("finished_run", translate, {"method": "sample", "top_p": 0.9}, marks=pytest.mark.slow),
     ("finished_language_model", generate, {}),
     ("finished_classifier", classify, {}),
 ]
