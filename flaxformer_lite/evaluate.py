@@ -107,7 +107,7 @@ class Evaluator:
             return Measurement(values, samples=note, note=note)
         values = metrics.with_perplexity(values)
         if architecture == "decoder_lm":
-            values["bits_per_byte"] = float(sums["loss"][0]) / math.log(2) / split.text_bytes()
+            values["bits_per_byte"] = float(sums["loss"][0]) / math.log(2) / split.text_bytes
             return Measurement(values, samples="\n".join(self._write(whole_params)) if decode != 0 else "")
         count = len(split.texts) if decode is None else min(decode, len(split.texts))
         if not count:

@@ -216,14 +216,15 @@ def make_config(**data):
     return resolve(config)
 
 
-@pytest.mark.parametrize("languages", [("de", "en"), ("de", "pt-br")])
-def test_stored_ids_to_measure_on_are_those_of_the_examples_with_both_languages(copies, tmp_path, languages):
-    config = make_config(dataset="ted_multi_translate", languages=languages, validation_split="train[:3]")
+@pytest.mark.parametrize("sides", [("de", "en"), ("de", "pt-br")])
+def test_stored_ids_to_measure_on_are_those_of_the_examples_with_both_languages(copies, tmp_path, monkeypatch, sides):
+    config = make_config(dataset="ted_multi_translate", languages=sides, validation_split="train[:3]")
     dataset = pipeline.open_dataset(config)
     tokenizer.train(["eins drei um", "one three 3"], tmp_path / "model", vocab_size=286, kind="bpe")
     tokens = tokenizer.Tokenizer(tmp_path / "model")
     for _ in range(2):
         split = pipeline.read_part(dataset, "validation", tokens, config)
+        monkeypatch.setattr(tokenizer.Tokenizer, "encode", None)  # from now on they are there
         assert split.texts.incomplete > 0
         for side in ("source", "target"):
             assert tokens.decode(getattr(split.tokens, side)) == getattr(split.texts, side)

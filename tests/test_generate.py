@@ -312,6 +312,7 @@ GROWING = [pytest.param("encoder_decoder", "beam", marks=pytest.mark.slow), ("de
 @pytest.mark.parametrize(("architecture", "method"), GROWING)
 def test_texts_do_not_depend_on_how_often_the_cache_grows(architecture, method, monkeypatch):
     config = dataclasses.replace(CONFIG, architecture=architecture, num_decoder_layers=1, attention_window=4)
+    config = dataclasses.replace(config, position="relative", relative_values=True, num_kv_heads=1)
     model = build_model(config)
     params, decode = drawn(model), DecodeConfig(method=method, max_extra_length=9, min_length=7)
     written = []

@@ -142,7 +142,7 @@ def test_decoding_token_by_token_with_a_cache_gives_the_logits_of_the_full_forwa
         np.testing.assert_allclose(logits[row, :length], full[row, :length], atol=2e-5)
     of_layers = (cache.self_attention, cache.cross_attention)
     own, cross = (
-        [part for kept in caches if kept for block in kept.projected() for part in block] for caches in of_layers
+        [part for kept in caches if kept for piece in kept.projected() for part in piece] for caches in of_layers
     )
     assert {part.shape for part in own} == {(3, room, config.num_kv_heads or 6, 4)}
     assert {part.shape for part in cross} == ({(3, S, config.num_kv_heads or 6, 4)} if encoded else set())

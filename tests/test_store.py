@@ -32,6 +32,7 @@ class Texts:
     columns: dict = dataclasses.field(default_factory=lambda: {"source": ("", "en"), "target": ("", "de")})
     files: tuple = (("train", 0, 92, 7919, 1),)
     name: str = "texts/en-de"
+    split: str = "train"
     read: int = 0
 
     def __len__(self):
@@ -244,7 +245,7 @@ def test_beside_a_dataset_that_cannot_be_written_to_ids_are_kept_in_the_home_fol
     first, second = Texts(folder), Texts(folder)
     with caplog.at_level(logging.WARNING):
         assert as_lists(store.tokenised(first, tokens)) == expected(tokens)
-    assert f"{folder / 'tokens'}: the ids of texts/en-de are not kept there" in caplog.text
+    assert f"{folder / 'tokens'}: the ids of train of texts/en-de are not kept there" in caplog.text
     assert len(list((home / ".cache/flaxformer_lite/tokens").glob("*/ids"))) == 2
     assert as_lists(store.tokenised(second, tokens)) == expected(tokens) and second.read == 0
 

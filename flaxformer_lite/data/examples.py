@@ -24,7 +24,7 @@ class Examples:
     label: np.ndarray | None = None  # int32, indexes of Dataset.label_names
     kind: list[str] | None = None
     incomplete: int = 0  # examples of the dataset that lack one of the two languages, and are not here
-    kept: np.ndarray | None = None  # the numbers in the dataset of those that are here; None: all are
+    kept: np.ndarray | None = None  # the numbers, of all that were read, of those that are here; None: all are
 
     def __len__(self) -> int:
         return len(self.target if self.source is None else self.source)

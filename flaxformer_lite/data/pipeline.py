@@ -28,7 +28,7 @@ READ_AT_ONCE = 8192  # examples held as text where a split is not held as a whol
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One split of a dataset; what is only trained on has no texts, but a reader of them."""
+    """One split of a dataset; where its texts are not in memory, there is a reader of them."""
 
     texts: Examples | None
     tokens: Tokens
@@ -50,6 +50,7 @@ class Split:
             for name in ("source", "target")
         )
 
+    @functools.cached_property
     def text_bytes(self) -> int:
         """UTF-8 bytes of the target texts that the plan uses: what a loss in bits per byte is divided by."""
         return sum(len(text.encode()) for text in self._used_targets())
@@ -147,12 +148,21 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
 
 
 def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) -> Split:
-    """What the config measures 'validation' or 'test' on, with its texts in memory, and its ids as `stored_split`."""
+    """What the config measures 'validation' or 'test' on, its ids from where they are stored, as in `stored_split`.
+
+    The texts of translations are in memory, to compare with; others stay where they are.
+
+    Raises:
+      ValueError: there is no such split, or no example in it fits the batches.
+    """
     part, name = dataset.part(role), getattr(config.data, f"{role}_split")
-    texts, examples = part.read(name), _stored(part.reader(name), tokens, config)
-    if texts.kept is not None:
-        examples = Tokens(**{side: ids.take(texts.kept) for side, ids in examples.sides().items()})
-    return Split(texts, examples, _plan(*examples.lengths(), config))
+    reader = part.reader(name)
+    texts, examples = None, _stored(reader, tokens, config)
+    if config.model.architecture == "encoder_decoder":
+        texts = part.read(name)
+        if texts.kept is not None:
+            examples = Tokens(**{side: ids.take(texts.kept) for side, ids in examples.sides().items()})
+    return Split(texts, examples, _plan(*examples.lengths(), config), reader)
 
 
 def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
@@ -167,8 +177,6 @@ def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
 
 def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -> Split:
     """A split to train on: its ids are mapped from where they are stored, its texts stay where they are.
-
-    Process 0 stores what is not stored yet; where the others do not see what it has written, they do the same.
 
     Raises:
       ValueError: no example in the split fits the batches.
@@ -186,7 +194,10 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
 
 
 def _stored(reader: Reader, tokens: Tokenizer, config: Config) -> Tokens:
-    """The ids of all examples, mapped from where they are stored, once all processes have them there."""
+    """The ids of all examples, mapped from files, or in memory where none can be written.
+
+    Process 0 stores what is not stored yet; where the others do not see what it has written, they do the same.
+    """
     if jax.process_count() > 1:
         agreement.by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)))
     columns = store.tokenised(reader, tokens, start=_start(config), show=jax.process_index() == 0)

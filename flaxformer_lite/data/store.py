@@ -72,7 +72,8 @@ def tokenised(
                     _write(work, root, missing, show=show)
             return {column: _written(root / key) for column, key in keys.items()}
         except OSError as error:
-            logging.warning("%s: the ids of %s are not kept there: %s", root, reader.name, error.strerror or error)
+            what = f"{reader.split} of {reader.name}"
+            logging.warning("%s: the ids of %s are not kept there: %s", root, what, error.strerror or error)
     with tempfile.TemporaryDirectory() as root:
         _write(work, Path(root), keys, show=show)
         mapped = {column: _written(Path(root) / key) for column, key in keys.items()}

@@ -153,7 +153,7 @@ def in_growing_rooms(
 ) -> Any:
     """`result` of the state after `run(state, room)` in one room after another, up to the first in which all has ended.
 
-    `run` gives the state's cache the room. No larger one is made, which is a copy of the cache, unless it is needed.
+    `run` gives the state's cache the room. Each is a loop of its own, so that none reads more of the cache than it has.
     """
 
     def in_rooms(state: Any, room: int, *larger: int) -> Any:

@@ -16,7 +16,8 @@ from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import RelativeVectors, ScoreBias, rotate
 
-Blocks = Sequence[tuple[jax.Array, jax.Array]]  # keys and values, (B, S, G, K) each: the S keys in one part or more
+# Keys and values, (B, S, G, K) each, in one piece, or in decoding in several, one after another.
+Pieces = Sequence[tuple[jax.Array, jax.Array]]
 
 
 def dot_product_scores(query_BTHK: jax.Array, key_BSHK: jax.Array) -> jax.Array:
@@ -67,9 +68,12 @@ class KVCache:
 
     They lie as the two products of a decoding step read them: the right matrix of either, head by head. With the keys
     the other way around a CPU takes four times as long for the first. With beams, W entries for each position.
+
+    A cache that grows goes on in a new piece: what was written before is not copied, and a CPU compares with 64 keys
+    and 80 more in half of the time that it takes with 144.
     """
 
-    key_BGKS: jax.Array
+    key_BGKS: jax.Array  # the last piece, as `value_BGSK`
     value_BGSK: jax.Array
     before: "KVCache | None" = None  # what it was before it grew, all of it written; those entries come first
 
@@ -78,8 +82,8 @@ class KVCache:
         """Keys and values as they are projected."""
         return cls(jnp.transpose(key_BSGK, (0, 2, 3, 1)), jnp.swapaxes(value_BSGK, 1, 2))
 
-    def projected(self) -> Blocks:
-        """Keys and values as they were projected, (B, S, G, K) each, block by block: one, and one more each growth."""
+    def projected(self) -> Pieces:
+        """Keys and values as they were projected: one piece, and one more for each time that it has grown."""
         own = jnp.transpose(self.key_BGKS, (0, 3, 1, 2)), jnp.swapaxes(self.value_BGSK, 1, 2)
         return (own,) if self.before is None else (*self.before.projected(), own)
 
@@ -90,16 +94,19 @@ class KVCache:
 
     @property
     def entries(self) -> int:
-        """How many there is room for, S, in all blocks."""
+        """How many there is room for, in all pieces."""
         return self._first + self.value_BGSK.shape[2]
 
     @property
     def _first(self) -> int:
-        """The number of the first entry of the last block."""
+        """The number of the first entry of the last piece."""
         return 0 if self.before is None else self.before.entries
 
     def with_room(self, entries: int) -> "KVCache":
-        """This cache, all of it written, and a block of zeros up to so many entries; or without the last of them."""
+        """This cache, which is full, with one more piece, zeros, up to so many entries; or the first of its entries.
+
+        None but the last piece can be written to.
+        """
         if self.before is not None and entries <= self._first:
             return self.before.with_room(entries)
         B, G, _, K = self.value_BGSK.shape
@@ -110,7 +117,7 @@ class KVCache:
         return self.replace(key_BGKS=self.key_BGKS[..., :kept], value_BGSK=self.value_BGSK[:, :, :kept])
 
     def write(self, new: "KVCache", index: jax.Array) -> "KVCache":
-        """This cache with `new`, of one entry, or of W with beams, at position `index`, which is in the last block."""
+        """This cache with `new`, of one entry, or of W with beams, at position `index`, one of the last piece."""
         place, update = index * new.entries - self._first, jax.lax.dynamic_update_slice_in_dim
         return self.replace(
             key_BGKS=update(self.key_BGKS, new.key_BGKS.astype(self.key_BGKS.dtype), place, axis=3),
@@ -126,11 +133,11 @@ class DecoderCache:
     belongs to a text is the caller's to keep, so that nothing need be moved when beams change places.
     """
 
-    self_attention: tuple[KVCache, ...]  # max_length W entries: grows by a position a step; W = 1 without beams
+    self_attention: tuple[KVCache, ...]  # W entries for each position that it has room for; W = 1 without beams
     cross_attention: tuple[KVCache | None, ...]  # S entries: the encoder's output, projected once a sentence
 
     def with_room(self, length: int, beam_size: int = 1) -> "DecoderCache":
-        """This cache with room for `length` positions: more, once those that there are have been written, or fewer."""
+        """This cache with room for `length` positions: more, once all that there are have been written, or fewer."""
         own = tuple(cache.with_room(length * beam_size) for cache in self.self_attention)
         return self.replace(self_attention=own)
 
@@ -185,7 +192,7 @@ class MultiHeadAttention(nn.Module):
     def _attend(
         self,
         x_BTD: jax.Array,
-        blocks: Blocks,
+        pieces: Pieces,
         pattern: Pattern,
         bias: ScoreBias | None,
         *,
@@ -198,12 +205,13 @@ class MultiHeadAttention(nn.Module):
             if self.config.position == "relative":
                 bias = self.relative.score_bias()
         why = self._wants_weights(deterministic)
-        first = blocks[0]  # there are others in decoding alone, which is the reference's
-        backend = backends.choose(self.config.backend, query_BTHK, first[0], pattern, bias, reference_only=why)
+        (key_BSGK, value_BSGK), *others = pieces
+        given = self.config.backend, query_BTHK, key_BSGK, pattern, bias
+        backend = "reference" if others else backends.choose(*given, reference_only=why)
         if backend != "reference":
-            return self.out(backends.attend(backend, query_BTHK, *first, pattern, bias))
+            return self.out(backends.attend(backend, query_BTHK, key_BSGK, value_BSGK, pattern, bias))
         drop = lambda weights: self.drop(weights, deterministic=deterministic, row_B=row_B)  # noqa: E731
-        return self.out(self._reference(query_BTHK, blocks, pattern, bias, drop=drop))
+        return self.out(self._reference(query_BTHK, pieces, pattern, bias, drop=drop))
 
     def __call__(
         self, x_BTD: jax.Array, memory_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode
@@ -228,26 +236,24 @@ class MultiHeadAttention(nn.Module):
     def _reference(
         self,
         query_BTHK: jax.Array,
-        blocks: Blocks,
+        pieces: Pieces,
         pattern: Pattern,
         bias: ScoreBias | None,
         *,
         drop: Callable,
     ) -> jax.Array:
         """Attention as the paper writes it, with all its weights at once: (B, T, H, K)."""
-        blocks = [tuple(repeat_heads(x_BSGK, query_BTHK) for x_BSGK in block) for block in blocks]
+        pieces = [tuple(repeat_heads(x_BSGK, query_BTHK) for x_BSGK in piece) for piece in pieces]
         positions = pattern.query.position_BL, pattern.key.position_BL
-        scores_BHTS = jnp.concatenate([self._scores(query_BTHK, key_BSHK) for key_BSHK, _ in blocks], axis=-1)
+        scores_BHTS = jnp.concatenate([self._scores(query_BTHK, key_BSHK) for key_BSHK, _ in pieces], axis=-1)
         if bias is not None:
             scores_BHTS += jnp.broadcast_to(bias(query_BTHK, *positions), scores_BHTS.shape)
         weights_BHTS = softmax(scores_BHTS, pattern.mask())
         self.sow("intermediates", "attention_weights", weights_BHTS)
         weights_BHTS = drop(weights_BHTS)
-        borders = list(itertools.accumulate(value_BSHK.shape[1] for _, value_BSHK in blocks))
-        parts = jnp.split(weights_BHTS, borders[:-1], axis=-1)
-        mixed_BTHK = functools.reduce(
-            jnp.add, [mix(part, value) for part, (_, value) in zip(parts, blocks, strict=True)]
-        )
+        borders = list(itertools.accumulate(value_BSHK.shape[1] for _, value_BSHK in pieces))[:-1]
+        parts = zip(jnp.split(weights_BHTS, borders, axis=-1), pieces, strict=True)
+        mixed_BTHK = functools.reduce(jnp.add, [mix(weights, value_BSHK) for weights, (_, value_BSHK) in parts])
         if self._relative_values():
             mixed_BTHK += self.relative.values(weights_BHTS, *positions).astype(mixed_BTHK.dtype)
         return mixed_BTHK

@@ -212,7 +212,8 @@ def _train(
     # The result: the best parameters, or the average that was asked for, on the test split.
     params, _, origin = trained.restore(checkpoints, mode.held(state_shapes.params), config)
     checkpoints.close()
-    test = wait(Background.once(pipeline.read_part, dataset, "test", data.tokenizer, config))
+    read_test = functools.partial(pipeline.read_part, dataset, "test", data.tokenizer, config)
+    test = agreement.together(lambda: wait(Background.once(read_test)))
     report.say_left_out("test", test)
     measured = evaluator.measure(mode.put_state(params), params, test)
     if chief:
