@@ -117,7 +117,7 @@ def exchanges(decoder):
     return {kind for program in decoder._compiled.values() for kind in re.findall(kinds, program.as_text())}
 
 
-@pytest.mark.parametrize("method", ["beam", pytest.param("sample", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["beam", *(pytest.param(m, marks=pytest.mark.slow) for m in ("greedy", "sample"))])
 def test_devices_that_have_the_whole_model_tell_each_other_nothing(model, params, method):
     config, mesh = dataclasses.replace(GREEDY, method=method), parallel.make_mesh(2)
     decoder = Decoder(model, config, rows=14, sharding=parallel.decoding_shardings(mesh))
