@@ -50,7 +50,8 @@ def test_a_file_that_is_packed_is_read_as_what_is_in_it_and_nobody_knows_its_siz
             assert reader.size == size
 
 
-@pytest.mark.parametrize("raw", [gzip.compress(RAW)[:-11], RAW])
+# Named, as gzip writes the time: workers that collect the tests in different seconds would have other names for them.
+@pytest.mark.parametrize("raw", [gzip.compress(RAW)[:-11], RAW], ids=["cut off", "not packed"])
 def test_a_packed_file_that_is_cut_off_or_is_none_cannot_be_read(tmp_path, raw):
     (tmp_path / "in.gz").write_bytes(raw)
     with pytest.raises(ValueError, match=r"^--input=.*in\.gz: cannot be read: \w+"):
