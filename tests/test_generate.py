@@ -168,9 +168,33 @@ def test_what_is_made_of_parameters_goes_with_them(model, params):
     decoder, own = Decoder(model, GREEDY), jax.tree.map(jnp.array, params)
     made = decoder._variables(own, 3)[TURNED]
     assert jax.tree.leaves(made) and decoder._variables(own, 5)[TURNED] is made
-    del own
+    del own, made
     gc.collect()
-    assert not jax.tree.leaves(made)
+    assert not decoder._kept
+
+
+def test_devices_that_decode_alone_read_one_copy_of_the_parameters_which_goes_with_them(model, params):
+    mesh = parallel.make_mesh(2)
+    decoder = Decoder(model, GREEDY, rows=4, sharding=parallel.decoding_shardings(mesh))
+    own = parallel.MeshMode(mesh).make_state(lambda: params)
+    assert all(len(places(x)) == 2 for x in jax.tree.leaves(own))
+    read = decoder._variables(own, 4)
+    assert set(read) == {"params", TURNED} and all(len(places(x)) == 1 for x in jax.tree.leaves(read))
+    jax.tree.map(np.testing.assert_array_equal, read["params"], own)
+    expected = decoded_with(Decoder(model, GREEDY, rows=4), params)
+    assert len({tuple(ids) for ids in expected}) > 5 and decoded_with(decoder, own) == expected
+    # A step of training may take the parameters' memory for its own results; not what is read here.
+    trained = jax.jit(lambda params: jax.tree.map(lambda x: x - 1, params), donate_argnums=0)(own)
+    jax.tree.map(np.testing.assert_array_equal, read["params"], params)
+    jax.tree.map(lambda x, before: np.testing.assert_array_equal(x, before - 1), trained, params)
+    del own, read
+    gc.collect()
+    assert not decoder._kept
+
+
+def places(x):
+    """Where in memory the devices have `x`."""
+    return {shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards}
 
 
 @pytest.mark.parametrize("axes", [{"tensor": 2}, pytest.param({"fsdp": 2}, marks=pytest.mark.slow)], ids=str)

@@ -47,6 +47,17 @@ def rows_for(length: int, *, tokens: int, multiple: int, waiting: int) -> int:
     return few if waiting <= few else most
 
 
+def read_by_all(x: jax.Array) -> jax.Array:
+    """`x`, which every CPU device of this process has, as one copy in memory that all of them read: the first one's.
+
+    A step of decoding reads all parameters. One copy may fit into a cache that all cores share, where two do not.
+    """
+    shards = x.addressable_shards
+    one = np.asarray(shards[0].data)  # a view
+    everywhere = [jax.device_put(one, shard.device, may_alias=True) for shard in shards]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, everywhere)
+
+
 class Decoder:
     """Decodes any number of inputs with one model, in batches of like length; compiles once a batch shape.
 
@@ -82,8 +93,8 @@ class Decoder:
         self.max_length = model.config.max_length
         self._compile_with = compile_with
         self._compiled: dict[tuple, Callable] = {}
-        self._kept: dict = {}  # what `turned` made
-        self._kept_of: list[weakref.ref] = []  # of these parameters; with them it goes
+        self._kept: dict = {}  # the collections that `_variables` made
+        self._kept_of: list[weakref.ref] = []  # of these parameters; with them they go
 
     def __call__(
         self,
@@ -197,18 +208,26 @@ class Decoder:
     def _variables(self, params: dict, rows: int) -> dict:
         """The model's collections for batches of so many rows: where that is faster, with transposed kernels.
 
-        They are made once, and kept as long as the parameters are; of arrays of NumPy, anew for each batch.
+        On a CPU they are made once, and kept as long as the parameters are; of arrays of NumPy, anew for each batch.
         """
-        rows = self._rows_of_device(rows) * (self._config.beam_size if self._config.method == "beam" else 1)
-        if self._config.method == "mask_predict" or rows > FEW or jax.default_backend() != "cpu":
+        if jax.default_backend() != "cpu":
             return {"params": params}
+        rows = self._rows_of_device(rows) * (self._config.beam_size if self._config.method == "beam" else 1)
+        few = self._config.method != "mask_predict" and rows <= FEW
         arrays = jax.tree.leaves(params)
         if not all(isinstance(array, jax.Array) for array in arrays):  # one of NumPy can change in place
-            return {"params": params, TURNED: jax.jit(turned)(params)}
+            return {"params": params} | ({TURNED: jax.jit(turned)(params)} if few else {})
         if [id(of()) for of in self._kept_of] != [id(array) for array in arrays]:
-            self._kept = kept = jax.jit(turned)(params)
+            self._kept = kept = {}
             self._kept_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays]
-        return {"params": params, TURNED: self._kept}
+        share = functools.partial(jax.tree.map, read_by_all) if self._each_device_alone(params) else None
+        if share and "params" not in self._kept:
+            self._kept["params"] = share(params)
+        if few and TURNED not in self._kept:
+            made = jax.jit(turned)(params)
+            self._kept[TURNED] = share(made) if share else made
+        variables = {"params": params} | self._kept
+        return variables if few else {"params": variables["params"]}
 
     def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
