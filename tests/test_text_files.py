@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import tracemalloc
 from collections import Counter
 
@@ -159,20 +160,33 @@ def test_a_listing_names_each_of_a_hundred_faults_and_its_numbers_add_up(tmp_pat
         assert line == f"{split}: {of_split.total()} of {found[split].examples} examples have a fault: {sorts}"
 
 
-def test_a_refusal_counts_all_faults_and_names_the_first_three_of_each_sort_and_what_to_do(tmp_path):
+def test_a_refusal_names_each_of_a_hundred_faults_tells_what_the_first_three_of_each_sort_are_and_what_to_do(tmp_path):
     corpora, _, faults = planted(tmp_path)
     with pytest.raises(ValueError) as caught:
         check(corpora, None)
     message = str(caught.value)
     assert "\n" not in message and message.endswith("leave these examples out with data.faults=drop.")
-    for split in corpora:
-        for sort in SORTS:
-            places = [where for name, where, fault in faults if (name, fault) == (split, sort)]
-            assert (f"{len(places)} {sort}" in message) == bool(places)
-            for number, where in enumerate(places):
-                assert (f"{where} (" in message) == (number < 3), (where, sort)
+    sorts, named = "|".join(SORTS), Counter()
+    for split, told in re.findall(r"(\w+): \d+ of .*? They are: (.*?)\. (?=\w+: |Mend)", message):
+        for sort, places in re.findall(rf"(?:^|; )({sorts}) at (.*?)(?=; (?:{sorts}) at |$)", told):
+            for path, lines in re.findall(rf"({tmp_path}/\S+?):([\d,]*\d)", places):
+                named.update((split, f"{path}:{line}", sort) for line in lines.split(","))
+    assert named == faults
+    counted = Counter((split, sort) for split, _, sort in faults.elements())
+    assert all(f"{count} {sort}" in message for (_, sort), count in counted.items())
     assert f"not UTF-8 at {tmp_path}/train.en:2 (byte 0xe4 at byte 2), " in message
     assert f"no such key at {tmp_path}/more.jsonl:" in message
+
+
+def test_of_more_faults_of_a_sort_a_refusal_names_a_hundred_and_counts_the_rest(tmp_path):
+    (tmp_path / "a").write_bytes(b"one\n" + b"\n" * 100)
+    with pytest.raises(
+        ValueError, match=rf"a:3 \(empty\), {tmp_path}/a:4 \(empty\), {tmp_path}/a:5,6,7,.*,101\. Mend "
+    ):
+        check({"train": corpus((tmp_path / "a",), fields=("text",))}, None)
+    (tmp_path / "a").write_bytes(b"one\n" + b"\n" * 1334)
+    with pytest.raises(ValueError, match=r"a:4 \(empty\), \S+/a:5,6,7,\S*,101 and 1,234 more\. Mend "):
+        check({"train": corpus((tmp_path / "a",), fields=("text",))}, None)
 
 
 def test_an_example_with_a_fault_on_each_side_is_one_example_with_two_faults(tmp_path):

@@ -44,7 +44,7 @@ LABEL = "label"
 CHUNK = 1 << 20  # bytes that are read at a time
 SHARD_CHARACTERS = 1 << 26  # of text in one file of the dataset, about
 UNREADABLE = (OSError, EOFError, zlib.error)  # gzip raises all three
-SHOWN = 3  # faults of a sort that a message names
+SHOWN, NAMED = 3, 100  # of each sort of faults a message tells all about so many, and names the lines of so many
 
 
 class Fault(NamedTuple):
@@ -217,7 +217,7 @@ class Found:
     Attributes:
       shards: how many of those without a fault go into each file of the dataset.
       faults: how many there are of each sort.
-      first: the first few of each sort.
+      first: the first NAMED of each sort.
     """
 
     examples: int = 0
@@ -236,7 +236,7 @@ class Found:
         self.examples += 1
         for fault in example.faults:
             self.faults[fault.sort] += 1
-            if self.faults[fault.sort] <= SHOWN:
+            if self.faults[fault.sort] <= NAMED:
                 self.first.setdefault(fault.sort, []).append(fault)
         if example.texts is not None:
             if self.room <= 0:
@@ -251,12 +251,18 @@ class Found:
         return f"{self.faulty:,} of {self.examples:,} examples have a fault{sorts and ': '}{sorts}"
 
     def where(self) -> str:
-        """'not UTF-8 at train.en:3 (byte 0xe9 at byte 5), train.en:8 (...) ...; no text at ...'."""
-        shown = []
+        """'not UTF-8 at train.en:3 (byte 0xe9 at byte 5), ..., train.en:29,41,42 and 7 more; no text at ...'."""
+        told = []
         for sort in filter(self.first.get, SORTS):
-            places = ", ".join(f"{fault.where} ({fault.what})" for fault in self.first[sort])
-            shown.append(f"{sort} at {places}{' ...' if self.faults[sort] > SHOWN else ''}")
-        return "; ".join(shown)
+            first, lines = self.first[sort], {}
+            for fault in first[SHOWN:]:
+                path, line = fault.where.rsplit(":", 1)
+                lines.setdefault(path, []).append(line)
+            places = [f"{fault.where} ({fault.what})" for fault in first[:SHOWN]]
+            places += [f"{path}:{','.join(numbers)}" for path, numbers in lines.items()]
+            more = f" and {self.faults[sort] - NAMED:,} more" if self.faults[sort] > NAMED else ""
+            told.append(f"{sort} at {', '.join(places)}{more}")
+        return "; ".join(told)
 
 
 def check(corpora: Mapping[str, Corpus], listing: TextIO | None) -> dict[str, Found]:
