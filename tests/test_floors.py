@@ -40,6 +40,7 @@ FLOORS = {
     "decoding.sampling": 0,
     "decoding.beam": 0,
     "decoding.mask_predict": 0,
+    "decoding.parameters": 0,
     "decoding.generate": 2,
     "decoding.decoder": 3,
     "data.tokenizer": 1,

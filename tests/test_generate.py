@@ -173,7 +173,7 @@ def test_what_is_made_of_parameters_goes_with_them(model, params):
     assert not decoder._kept
 
 
-def test_devices_that_decode_alone_read_one_copy_of_the_parameters_which_goes_with_them(model, params):
+def test_devices_that_decode_alone_read_one_copy_of_the_parameters_which_is_no_part_of_them(model, params):
     mesh = parallel.make_mesh(2)
     decoder = Decoder(model, GREEDY, rows=4, sharding=parallel.decoding_shardings(mesh))
     own = parallel.MeshMode(mesh).make_state(lambda: params)

@@ -16,6 +16,7 @@ from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
+from flaxformer_lite.decoding.parameters import laid_out
 from flaxformer_lite.model.dense import TURNED, turned
 
 FEW = 128  # rows of a device, each hypothesis counted, up to which a CPU is faster with transposed kernels
@@ -45,17 +46,6 @@ def rows_for(length: int, *, tokens: int, multiple: int, waiting: int) -> int:
     """
     most, few = (max(multiple, rows // multiple * multiple) for rows in (tokens // length, tokens // length // 8))
     return few if waiting <= few else most
-
-
-def read_by_all(x: jax.Array) -> jax.Array:
-    """`x`, which every CPU device of this process has, as one copy in memory that all of them read: the first one's.
-
-    A step of decoding reads all parameters. One copy may fit into a cache that all cores share, where two do not.
-    """
-    shards = x.addressable_shards
-    one = np.asarray(shards[0].data)  # a view
-    everywhere = [jax.device_put(one, shard.device, may_alias=True) for shard in shards]
-    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, everywhere)
 
 
 class Decoder:
@@ -206,9 +196,9 @@ class Decoder:
         return jax.device_get(written)
 
     def _variables(self, params: dict, rows: int) -> dict:
-        """The model's collections for batches of so many rows: where that is faster, with transposed kernels.
+        """The model's collections for batches of so many rows: on a CPU as it reads them soonest.
 
-        On a CPU they are made once, and kept as long as the parameters are; of arrays of NumPy, anew for each batch.
+        They are copies, made once, and kept as long as the parameters are. Arrays of NumPy are taken as they are.
         """
         if jax.default_backend() != "cpu":
             return {"params": params}
@@ -220,14 +210,11 @@ class Decoder:
         if [id(of()) for of in self._kept_of] != [id(array) for array in arrays]:
             self._kept = kept = {}
             self._kept_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays]
-        share = functools.partial(jax.tree.map, read_by_all) if self._each_device_alone(params) else None
-        if share and "params" not in self._kept:
-            self._kept["params"] = share(params)
+        if "params" not in self._kept:
+            self._kept["params"] = laid_out(params)
         if few and TURNED not in self._kept:
-            made = jax.jit(turned)(params)
-            self._kept[TURNED] = share(made) if share else made
-        variables = {"params": params} | self._kept
-        return variables if few else {"params": variables["params"]}
+            self._kept[TURNED] = laid_out(jax.jit(turned)(params))
+        return {name: self._kept[name] for name in (("params", TURNED) if few else ("params",))}
 
     def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
