@@ -166,9 +166,9 @@ def decoded_with(decoder, params):
 
 def test_what_is_made_of_parameters_goes_with_them(model, params):
     decoder, own = Decoder(model, GREEDY), jax.tree.map(jnp.array, params)
-    made = decoder._variables(own, 3)[TURNED]
-    assert jax.tree.leaves(made) and decoder._variables(own, 5)[TURNED] is made
-    del own, made
+    made, again = decoder._variables(own, 3), decoder._variables(own, 5)
+    assert jax.tree.leaves(made[TURNED]) and all(again[name] is made[name] for name in ("params", TURNED))
+    del own
     gc.collect()
     assert not decoder._kept
 
@@ -190,6 +190,8 @@ def test_devices_that_decode_alone_read_one_copy_of_the_parameters_which_is_no_p
     del own, read
     gc.collect()
     assert not decoder._kept
+    nowhere_yet = jax.tree.map(jnp.array, params)
+    assert not jax.tree.leaves(nowhere_yet)[0].committed and decoded_with(decoder, nowhere_yet) == expected
 
 
 def places(x):

@@ -1,6 +1,8 @@
 """Parameters as decoding on a CPU reads them: the same numbers, each shard once in memory."""
 
 import itertools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -58,3 +60,19 @@ def test_what_is_laid_out_lies_in_one_block_and_nothing_in_it_overlaps():
 
 def test_a_tree_without_arrays_is_laid_out_too():
     assert laid_out({"layers": {}}) == {"layers": {}}
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="a system without huge pages"
+)
+def test_what_is_laid_out_lies_where_huge_pages_may_be():
+    place = places(laid_out([jnp.ones((1 << 10, 1 << 12))])[0])[0]  # 16 MiB
+    for entry in re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text()):
+        start, end = (int(address, 16) for address in entry.split(" ", 1)[0].split("-"))
+        if start <= place < end:
+            assert re.search(r"THPeligible:\s+1", entry), entry
+            return
+    raise AssertionError(f"no mapping holds {place:x}")

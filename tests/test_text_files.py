@@ -185,7 +185,7 @@ def test_of_more_faults_of_a_sort_a_refusal_names_a_hundred_and_counts_the_rest(
     ):
         check({"train": corpus((tmp_path / "a",), fields=("text",))}, None)
     (tmp_path / "a").write_bytes(b"one\n" + b"\n" * 1334)
-    with pytest.raises(ValueError, match=r"a:4 \(empty\), \S+/a:5,6,7,\S*,101 and 1,234 more\. Mend "):
+    with pytest.raises(ValueError, match=r"a:4 \(empty\), \S+/a:5,6,7,\S*,101, 1,234 elsewhere\. Mend "):
         check({"train": corpus((tmp_path / "a",), fields=("text",))}, None)
 
 

@@ -44,7 +44,7 @@ LABEL = "label"
 CHUNK = 1 << 20  # bytes that are read at a time
 SHARD_CHARACTERS = 1 << 26  # of text in one file of the dataset, about
 UNREADABLE = (OSError, EOFError, zlib.error)  # gzip raises all three
-SHOWN, NAMED = 3, 100  # of each sort of faults a message tells all about so many, and names the lines of so many
+SHOWN, NAMED = 3, 100  # faults of a sort in a split that a message explains, and of which it names file and line
 
 
 class Fault(NamedTuple):
@@ -251,7 +251,7 @@ class Found:
         return f"{self.faulty:,} of {self.examples:,} examples have a fault{sorts and ': '}{sorts}"
 
     def where(self) -> str:
-        """'not UTF-8 at train.en:3 (byte 0xe9 at byte 5), ..., train.en:29,41,42 and 7 more; no text at ...'."""
+        """'not UTF-8 at train.en:3 (byte 0xe9 at byte 5), ..., train.en:29,41,42, 7 elsewhere; no text at ...'."""
         told = []
         for sort in filter(self.first.get, SORTS):
             first, lines = self.first[sort], {}
@@ -260,7 +260,7 @@ class Found:
                 lines.setdefault(path, []).append(line)
             places = [f"{fault.where} ({fault.what})" for fault in first[:SHOWN]]
             places += [f"{path}:{','.join(numbers)}" for path, numbers in lines.items()]
-            more = f" and {self.faults[sort] - NAMED:,} more" if self.faults[sort] > NAMED else ""
+            more = f", {self.faults[sort] - NAMED:,} elsewhere" if self.faults[sort] > NAMED else ""
             told.append(f"{sort} at {', '.join(places)}{more}")
         return "; ".join(told)
 

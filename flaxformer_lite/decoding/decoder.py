@@ -196,25 +196,30 @@ class Decoder:
         return jax.device_get(written)
 
     def _variables(self, params: dict, rows: int) -> dict:
-        """The model's collections for batches of so many rows: on a CPU as it reads them soonest.
+        """The model's collections for batches of so many rows; for few on a CPU, copies that it reads sooner.
 
-        They are copies, made once, and kept as long as the parameters are. Arrays of NumPy are taken as they are.
+        They are made once, and kept as long as the parameters are. Arrays of NumPy are taken as they are, and their
+        kernels are transposed anew for each batch.
         """
-        if jax.default_backend() != "cpu":
-            return {"params": params}
         rows = self._rows_of_device(rows) * (self._config.beam_size if self._config.method == "beam" else 1)
-        few = self._config.method != "mask_predict" and rows <= FEW
+        if self._config.method == "mask_predict" or rows > FEW or jax.default_backend() != "cpu":
+            return {"params": params}
         arrays = jax.tree.leaves(params)
         if not all(isinstance(array, jax.Array) for array in arrays):  # one of NumPy can change in place
-            return {"params": params} | ({TURNED: jax.jit(turned)(params)} if few else {})
+            return {"params": params, TURNED: jax.jit(turned)(params)}
         if [id(of()) for of in self._kept_of] != [id(array) for array in arrays]:
             self._kept = kept = {}
             self._kept_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays]
-        if "params" not in self._kept:
-            self._kept["params"] = laid_out(params)
-        if few and TURNED not in self._kept:
-            self._kept[TURNED] = laid_out(jax.jit(turned)(params))
-        return {name: self._kept[name] for name in (("params", TURNED) if few else ("params",))}
+        if not self._kept:
+            placed = jax.tree.map(self._on_the_mesh, params)
+            self._kept |= {"params": laid_out(placed), TURNED: laid_out(jax.jit(turned)(placed))}
+        return dict(self._kept)
+
+    def _on_the_mesh(self, array: jax.Array) -> jax.Array:
+        """`array`; if it was never put anywhere, and there is a mesh, on all of its devices."""
+        if self._batch_sharding is None or array.committed:
+            return array
+        return jax.device_put(array, NamedSharding(self._batch_sharding.mesh, PartitionSpec()))
 
     def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""

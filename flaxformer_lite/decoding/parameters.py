@@ -36,7 +36,7 @@ def laid_out(tree: Any) -> Any:
 
 def _block(size: int) -> np.ndarray:
     """So many bytes of memory, zeros, in huge pages if there are any; it goes with the last array that lies in it."""
-    memory = mmap.mmap(-1, max(size, 1))
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE)  # what can be shared has no huge pages as a rule
     if hasattr(mmap, "MADV_HUGEPAGE"):  # on Linux
         with contextlib.suppress(OSError):  # of a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
