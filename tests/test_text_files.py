@@ -172,8 +172,12 @@ def test_a_refusal_names_each_of_a_hundred_faults_tells_what_the_first_three_of_
             for path, lines in re.findall(rf"({tmp_path}/\S+?):([\d,]*\d)", places):
                 named.update((split, f"{path}:{line}", sort) for line in lines.split(","))
     assert named == faults
-    counted = Counter((split, sort) for split, _, sort in faults.elements())
-    assert all(f"{count} {sort}" in message for (_, sort), count in counted.items())
+    for split in corpora:
+        for sort in SORTS:
+            places = [where for name, where, fault in faults if (name, fault) == (split, sort)]
+            assert (f"{len(places)} {sort}" in message) == bool(places)
+            for number, where in enumerate(places):
+                assert (f"{where} (" in message) == (number < 3), (where, sort)
     assert f"not UTF-8 at {tmp_path}/train.en:2 (byte 0xe4 at byte 2), " in message
     assert f"no such key at {tmp_path}/more.jsonl:" in message
 
