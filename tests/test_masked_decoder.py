@@ -218,13 +218,17 @@ def assert_same_step(actual, expected):
     moved = [flax.traverse_util.flatten_dict(state.params, sep="/") for state, _ in (actual, expected)]
     for name, leaf in moved[1].items():
         if not name.endswith("key/bias"):
-            np.testing.assert_allclose(moved[0][name], leaf, atol=2e-5, err_msg=name)
+            np.testing.assert_allclose(moved[0][name], leaf, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.slow
 def test_microbatches_eight_devices_and_pmap_make_the_step_of_the_whole_batch_on_one_device():
-    """Without dropout, so that what is masked is all that is drawn."""
+    """Without dropout, so that what is masked is all that is drawn.
+
+    Of parameters half as large, of which rounding makes a hundredth as much.
+    """
     state = state_of()
+    state = state.replace(params=jax.tree.map(lambda x: x / 2, state.params))
     expected = jax.device_get(step_in_parts()(state, BATCH))
     assert_same_step(jax.device_get(step_in_parts(microbatches=4)(state, BATCH)), expected)
     options = {"model": built()[0], "optimizer": SGD, "label_smoothing": 0.1}
