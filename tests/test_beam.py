@@ -1,5 +1,6 @@
 """Beam search on tables of log-probabilities: against all texts that there are, and against its definition in lists."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -34,6 +35,10 @@ def penalty(length, alpha, kind="wu"):
     return {"wu": (5 + length) / 6, "power": length}[kind] ** alpha
 
 
+def ways(log_prob_VBW):
+    return beam.Ways(log_prob_VBW, log_prob_VBW[END], jnp.zeros(log_prob_VBW.shape[1:]))
+
+
 def step_of(rows):
     """A step function that knows what was written from its cache alone, part by part."""
     tables_BTXV = jnp.asarray(np.stack([table(row) for row in rows]))
@@ -47,7 +52,7 @@ def step_of(rows):
         value_T = jnp.asarray([0, *(V**i for i in range(T - 1))]) * (jnp.arange(T) <= index)
         number_BW = jnp.einsum("BWT,T->BW", past_BWT, value_T)
         log_prob_BWV = jax.vmap(lambda table_TXV, number_W: table_TXV[index][number_W])(tables_BTXV, number_BW)
-        return jnp.moveaxis(log_prob_BWV, -1, 0), cache_BWT
+        return ways(jnp.moveaxis(log_prob_BWV, -1, 0)), cache_BWT
 
     return step
 
@@ -172,7 +177,7 @@ def chain(log_probs, *, alpha, limit, beam_size=1):
 
     def step(state):
         row_V = jnp.full(V, -jnp.inf).at[3].set(go_on_L[state.index]).at[END].set(ends_L[state.index])
-        return jnp.broadcast_to(row_V[:, None, None], (V, *state.log_prob_BW.shape)), state.cache
+        return ways(jnp.broadcast_to(row_V[:, None, None], (V, *state.log_prob_BW.shape))), state.cache
 
     search = beam.Search(beam_size=beam_size, n_best=1, alpha=alpha, penalty="wu", max_length=limit, end=END)
     limit_B = jnp.array([limit])
@@ -201,6 +206,28 @@ def test_a_search_ends_as_soon_as_no_live_hypothesis_can_overtake():
     assert int(state.index) == steps > 1
 
 
+def test_what_all_ways_of_a_hypothesis_have_in_common_and_tokens_that_no_text_holds_change_nothing_else():
+    """Any number may be added to the logits of a hypothesis, and a token that never comes may be the likeliest."""
+    rows, limits = [3, 5], [T, T - 1]
+    search = beam.Search(beam_size=3, n_best=3, alpha=0.6, penalty="wu", max_length=T, end=END)
+    plain = step_of(rows)
+
+    def shifted(state):
+        (logit_VBW, end_BW, _), cache = plain(state)
+        plus_BW = 7.0 * jnp.arange(logit_VBW[0].size).reshape(end_BW.shape) - 11.0
+        return beam.Ways((logit_VBW + plus_BW[None]).at[0].set(99.0), end_BW + plus_BW, plus_BW), cache
+
+    def found(step, search):
+        return beam.beam_search(step, jnp.zeros((2, 3, T), jnp.int32), jnp.asarray(limits), search)
+
+    (ids, scores), (same_ids, same_scores) = (
+        found(plain, search), found(shifted, dataclasses.replace(search, never=(0,)))
+    )  # fmt: skip
+    np.testing.assert_array_equal(same_ids, ids)
+    np.testing.assert_allclose(same_scores, scores, rtol=1e-5)
+    assert (found(shifted, search)[1] > 1).any()  # so much does it change where it is not said
+
+
 def test_texts_that_were_cut_at_their_limit_come_after_all_that_ended():
     expected = every_text(1, 3, 0.6)
     scores = [score for _, score in expected]
@@ -218,7 +245,7 @@ def test_where_there_are_fewer_texts_than_wanted_the_rest_is_padding_with_no_sco
 
 
 def test_where_nothing_may_follow_the_search_ends_without_a_text():
-    step = lambda state: (jnp.full((V, *state.log_prob_BW.shape), -jnp.inf), state.cache)  # noqa: E731
+    step = lambda state: (ways(jnp.full((V, *state.log_prob_BW.shape), -jnp.inf)), state.cache)  # noqa: E731
     search = beam.Search(beam_size=3, n_best=2, alpha=0.6, penalty="wu", max_length=T, end=END)
     ids, score = beam.beam_search(step, (), jnp.array([T]), search)
     assert not ids.any() and (score == -jnp.inf).all()
@@ -262,6 +289,36 @@ def test_the_highest_of_many_are_found_in_their_blocks_as_among_them_all(shape, 
     x_VBW = jnp.moveaxis(x_BX.reshape(-1, W, V), -1, 0)
     for found, expected in zip(beam.top_k(x_VBW, k), (best_BK, place_BK // V, place_BK % V), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "without"),
+    [((1, 7), (2,)), ((1, 4096), ()), ((4, 640), (0, 1, 2, 3)), ((4, 640), (0, 639, 77)), ((3, 3001), (1, 77, 3000))],
+    ids=str,
+)
+def test_the_highest_are_those_of_the_sums_without_what_does_not_count(shape, without):
+    """Also where what does not count is the highest of all, in more blocks than are wanted."""
+    (W, V), k = shape, 4
+    rng = np.random.default_rng(V)
+    rows = [rng.normal(size=(W, V)), rng.normal(size=(W, V)), np.zeros((W, V))]
+    x_BWV, without = np.stack(rows).astype(np.float32), list(without)
+    x_BWV[0, :, without] += 100
+    plus_BW = rng.normal(size=(3, W)).astype(np.float32)
+    plus_BW[:, 1::2] -= 1e30  # so little that all sums of the others are higher, and equal
+    sum_BWV = x_BWV + plus_BW[..., None]
+    sum_BWV[..., without] = -np.inf
+    best_BK, place_BK = jax.lax.top_k(sum_BWV.reshape(3, -1), k)
+    found = beam.top_k(jnp.moveaxis(jnp.asarray(x_BWV), -1, 0), k, jnp.asarray(plus_BW), without=tuple(without))
+    for part, expected in zip(found, (best_BK, place_BK // V, place_BK % V), strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (16000, 2, 4), (3001, 5, 1)])
+def test_the_sum_of_exponentials_is_found_by_the_maxima_of_blocks(shape):
+    x = np.random.default_rng(0).normal(scale=9, size=shape).astype(np.float32)
+    x.reshape(shape[0], -1)[:, 0] += 1e4  # whose exponentials no float32 holds
+    x.reshape(shape[0], -1)[1::2, 1] = -np.inf
+    np.testing.assert_allclose(beam.log_sum_exp(jnp.asarray(x)), jax.nn.logsumexp(x, axis=0), rtol=1e-6)
 
 
 def test_devices_that_split_the_vocabulary_search_their_own_part_of_it_and_send_none_of_it():

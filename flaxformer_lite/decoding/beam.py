@@ -9,7 +9,7 @@ that do not end live on. With a beam as wide as the number of beginnings that th
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -27,10 +27,21 @@ PENALTIES = {
     "power": lambda length: 1.0 * length,  # as Hugging Face and CTranslate2 have it
 }
 
-# Beams -> (log_prob_VBW, cache): the log-probabilities, float32, of what may follow each live hypothesis; -inf for a
-# token that may not. V comes first, as a CPU makes the logits of few rows soonest. What the function wants to know
-# later of this step it keeps in the cache, which has W parts.
-StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
+# Beams -> (how each live hypothesis may go on, cache). What the function wants to know later of this step it keeps in
+# the cache, which has W parts.
+StepFn = Callable[["Beams"], tuple["Ways", Any]]
+
+
+class Ways(NamedTuple):
+    """What may follow each live hypothesis; the log-probability of a token is its logit less `log_sum_BW`.
+
+    It is left to the search to subtract that, from the few logits that it looks at. V comes first, as a CPU makes the
+    logits of few rows soonest.
+    """
+
+    logit_VBW: jax.Array  # float32; -inf for a token that may not follow; those of `Search.never` may have any
+    end_BW: jax.Array  # float32: the logit of the end symbol; -inf where it may not follow
+    log_sum_BW: jax.Array  # float32: `log_sum_exp` of the logits of all tokens, also of those that may not follow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +54,7 @@ class Search:
     penalty: str  # which one, of PENALTIES
     max_length: int  # T
     end: int  # the end symbol
+    never: tuple[int, ...] = ()  # tokens that are in no text
 
 
 @flax.struct.dataclass
@@ -124,8 +136,8 @@ def unfinished(state: Beams) -> jax.Array:
 def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search) -> Beams:
     """Every live hypothesis goes on by one token, or ends."""
     index, length = state.index, state.index + 1
-    log_prob_VBW, cache = step_fn(state)
-    end_BW, on_BW, parent_BW, token_BW = _candidates(state.log_prob_BW[None] + log_prob_VBW, search.end)
+    ways, cache = step_fn(state)
+    end_BW, on_BW, parent_BW, token_BW = _candidates(ways, state.log_prob_BW - ways.log_sum_BW, search)
 
     score_BW = end_BW / length_penalty(length, search)
     ended_BWT = _write(state.live_BWT, jnp.full_like(token_BW, search.end), index)
@@ -154,44 +166,86 @@ def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search)
     return Beams(length, live_BWT, part_BWT, on_BW, done_BNT, score_BN, cache)
 
 
-def _candidates(total_VBW: jax.Array, end: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _candidates(ways: Ways, plus_BW: jax.Array, search: Search) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Of the log-probabilities of all ways to go on by a token those that end, and the best W that do not: (B, W) each.
 
     An end that is not among the best W of all gets -inf: a beam holds W hypotheses, and it would not be one of them.
-    The last two tell of each way that does not end which hypothesis it goes on from, and by which token.
+    The last two tell of each way that does not end which hypothesis it goes on from, and by which token. `plus_BW` and
+    a logit make a log-probability.
     """
-    V, _, W = total_VBW.shape
-    end_BW = total_VBW[end]
-    on_VBW = jnp.where(jnp.arange(V)[:, None, None] == end, NONE, total_VBW)
-    on_BW, parent_BW, token_BW = top_k(on_VBW, W)
+    W, end_BW = search.beam_size, ways.end_BW + plus_BW
+    on_BW, parent_BW, token_BW = top_k(ways.logit_VBW, W, plus_BW, without=(*search.never, search.end))
     worst_B1 = jax.lax.top_k(jnp.concatenate([end_BW, on_BW], axis=1), W)[0][:, -1:]
     return jnp.where(end_BW >= worst_B1, end_BW, NONE), on_BW, parent_BW, token_BW
 
 
-def top_k(x_VBW: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def top_k(
+    x_VBW: jax.Array, k: int, plus_BW: jax.Array | None = None, *, without: tuple[int, ...] = ()
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The k highest of each (W, V), (B, k), highest first, and where they stand, w and v: as `jax.lax.top_k`, faster.
 
     That sorts all of it. But the k highest numbers stand in the k blocks with the highest maxima, so that only these
     need be searched; with blocks of sqrt(W V / k) there are as many numbers in them as there are blocks. A block is
     part of one w, so that devices which share V, if it divides evenly, find the maxima of their own blocks.
+
+    Args:
+      plus_BW: what is added to all of a w, in the few blocks alone. It changes no order in them.
+      without: those of V that do not count. The maximum of a block with one of them may be too high, so that such
+        blocks are looked at beside the k. Where a number is -inf, any place may be told.
     """
     V, B, W = x_VBW.shape
-    size = math.isqrt(W * V // k)
-    if size < SMALL or max(size, k) > V:  # -inf that fills a block could come before -inf of x
-        best_BK, place_BK = jax.lax.top_k(jnp.moveaxis(x_VBW, 0, -1).reshape(B, W * V), k)
+    plus_BW = jnp.zeros((B, W), x_VBW.dtype) if plus_BW is None else plus_BW
+    size = _block_size(V, W, k)
+    blocks = k + W * len({v // size for v in without}) if size else 0
+    if not size or blocks > W * (V // size):
+        x_BWV = jnp.moveaxis(x_VBW + plus_BW[None], 0, -1)
+        best_BK, place_BK = jax.lax.top_k(_but(x_BWV, jnp.arange(V)[None, None], without).reshape(B, W * V), k)
         return best_BK, place_BK // V, place_BK % V
-    fitting = [n for n in range(size, 2 * size) if V % n == 0]  # others need padding, which copies it all
-    size = next((n for n in fitting if V // n % SHARES == 0), (fitting or [size])[0])
-    x_VBW = jax.lax.optimization_barrier(x_VBW)  # fused with what makes it, a CPU takes thrice as long for the maxima
-    x_MXBW = jnp.pad(x_VBW, ((0, -V % size), (0, 0), (0, 0)), constant_values=-jnp.inf).reshape(-1, size, B, W)
+    x_MXBW = _in_blocks(x_VBW, size)
     M = x_MXBW.shape[0]
-    max_WMB = jnp.transpose(x_MXBW.max(axis=1), (2, 0, 1))
-    block_BK = top_k(max_WMB.reshape(W * M, B, 1), k)[2]
+    max_WMB = jnp.transpose(_maxima(x_MXBW) + plus_BW[None], (2, 0, 1))
+    block_BK = top_k(max_WMB.reshape(W * M, B, 1), blocks)[2]
     block_BK = jnp.sort(block_BK, axis=-1)  # of equals the first comes first
     w_BK, m_BK = block_BK // M, block_BK % M
-    found_BKX = x_MXBW[m_BK, :, jnp.arange(B)[:, None], w_BK]
+    found_BKX = x_MXBW[m_BK, :, jnp.arange(B)[:, None], w_BK] + _take(plus_BW, w_BK)[..., None]
+    found_BKX = _but(found_BKX, m_BK[..., None] * size + jnp.arange(size)[None, None], without)
     best_BK, number_BK, place_BK = top_k(jnp.moveaxis(found_BKX, -1, 0), k)
     return best_BK, _take(w_BK, number_BK), _take(m_BK, number_BK) * size + place_BK
+
+
+def log_sum_exp(x: jax.Array) -> jax.Array:
+    """The log of the sum of exp(x) over the first axis, that of V.
+
+    By the maxima of the blocks in which `top_k` looks for the best W of (V, B, W): XLA finds them once for both.
+    """
+    size = _block_size(x.shape[0], 1, 1)
+    highest = (_maxima(_in_blocks(x, size)) if size else x).max(axis=0)
+    return jnp.log(jnp.exp(x - highest[None]).sum(axis=0)) + highest
+
+
+def _block_size(V: int, W: int, k: int) -> int:
+    """Of the blocks in which `top_k` looks; 0: they would not be worth their maxima."""
+    size = math.isqrt(W * V // k)
+    if size < SMALL or max(size, k) > V:  # -inf that fills a block could come before -inf of x
+        return 0
+    fitting = [n for n in range(size, 2 * size) if V % n == 0]  # others need padding, which copies it all
+    return next((n for n in fitting if V // n % SHARES == 0), (fitting or [size])[0])
+
+
+def _in_blocks(x: jax.Array, size: int) -> jax.Array:
+    """(V, ...) as blocks of V, the last filled with -inf: (M, size, ...)."""
+    filled = jnp.pad(x, ((0, -x.shape[0] % size), *[(0, 0)] * (x.ndim - 1)), constant_values=NONE)
+    return filled.reshape(-1, size, *x.shape[1:])
+
+
+def _maxima(x_MX: jax.Array) -> jax.Array:
+    """Of blocks (M, size, ...): (M, ...), kept apart from what is made of them, with which XLA would begin anew."""
+    return jax.lax.optimization_barrier(x_MX.max(axis=1))
+
+
+def _but(x: jax.Array, v: jax.Array, without: tuple[int, ...]) -> jax.Array:
+    """`x` with -inf where `v`, which repeats to its shape, is one of `without`."""
+    return jnp.where(jnp.isin(v, jnp.array(without, jnp.int32)), NONE, x) if without else x
 
 
 def _take(x_BW: jax.Array, place_BK: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ Pick = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (logits_BV, ids
 
 ROOM, GROWTH = 16, 4  # positions that a cache first has room for, and how often as many it has then, and then
 FEW_PLACES = 16  # mask-predict halves the places of a batch, where its texts need no more, until they are so few
+IN_NO_TEXT = PAD, BOS, UNK  # what no method writes
 
 
 class Task(NamedTuple):
@@ -108,8 +109,8 @@ def constrain(
 
     `axis`: where V is, if not last.
     """
-    none = [PAD, BOS, UNK]  # no text holds them
-    logits, end_may_be_last = sampling.forbid(logits, none, axis=axis), logits.shape[axis] <= len([*none, EOS])
+    logits = sampling.forbid(logits, IN_NO_TEXT, axis=axis)
+    end_may_be_last = logits.shape[axis] <= len([*IN_NO_TEXT, EOS])
     if config.no_repeat_ngram is not None:
         end_may_be_last = True
         logits = sampling.no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram, axis=axis)
@@ -199,34 +200,38 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     A score is the log-probability of the whole text, of a prompt too, over its length penalty; -inf: there are fewer.
     The hypotheses of a row share what the encoder gave for it.
     """
+    # Where no more is forbidden than to all texts, the search is told, which spares it a look at all logits.
+    never = IN_NO_TEXT if task.prompt_BP.shape[1] == 0 and config.no_repeat_ngram is None else ()
 
-    def allowed(logits: jax.Array, state: beam.Beams) -> jax.Array:
-        """Of logits (B, V) for the first token, or (B, W, V): the log-probabilities of what may come."""
+    def ways(logits: jax.Array, state: beam.Beams) -> beam.Ways:
+        """What may follow by logits (B, V) for the first token, or (B, W, V)."""
         logits = jnp.moveaxis(logits, -1, 0)  # as `embeddings.project` makes them: (V, B), or (V, B, W)
-        log_prob = logits - jax.nn.logsumexp(logits, axis=0, keepdims=True)
-        log_prob_VBX = log_prob.reshape(*log_prob.shape[:2], -1)
-        ids_BXT, index = state.live_BWT[:, : log_prob_VBX.shape[2]], state.index
-        allowed_VBX = constrain(config, log_prob_VBX, ids_BXT, index, axis=0)
-        if task.prompt_BP.shape[1] == 0:
-            return allowed_VBX
-        given_BX = jnp.broadcast_to(_given(task, index)[:, None], ids_BXT.shape[:2])
-        return jnp.where((given_BX != PAD)[None], sampling.force(log_prob_VBX, given_BX, axis=0), allowed_VBX)
+        logit_VBX = logits.reshape(*logits.shape[:2], -1)
+        ids_BXT, index = state.live_BWT[:, : logit_VBX.shape[2]], state.index
+        allowed_VBX = constrain(config, logit_VBX, ids_BXT, index, axis=0)
+        if task.prompt_BP.shape[1]:
+            given_BX = jnp.broadcast_to(_given(task, index)[:, None], ids_BXT.shape[:2])
+            allowed_VBX = jnp.where((given_BX != PAD)[None], sampling.force(logit_VBX, given_BX, axis=0), allowed_VBX)
+        log_sum_BX = beam.log_sum_exp(logits).reshape(logit_VBX.shape[1:])
+        # Fused with what makes them, a CPU would take thrice as long for the maxima that the search begins with.
+        on_VBX = logit_VBX if never else jax.lax.optimization_barrier(allowed_VBX)
+        return beam.Ways(on_VBX, allowed_VBX[EOS], log_sum_BX)
 
     # The first token comes after the same, empty beginning for all hypotheses of a row: one of them is looked at. At
     # position 0 its entry of the cache is the first, as if there were no others.
     def first(state: beam.Beams) -> tuple[jax.Array, Any]:
         start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
         logits_BV, cache = task.next_logits(start_B, state.cache, state.index)
-        none = (0, 0), (0, 0), (0, W - 1)  # of the other hypotheses, which do not exist yet
-        return jnp.pad(allowed(logits_BV, state), none, constant_values=beam.NONE), cache
+        others = lambda x: jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, W - 1)])  # which do not exist yet  # noqa: E731
+        return jax.tree.map(others, ways(logits_BV, state)), cache
 
     def step(state: beam.Beams) -> tuple[jax.Array, Any]:
         token_BW = jax.lax.dynamic_index_in_dim(state.live_BWT, state.index - 1, axis=2, keepdims=False)
         logits_BWV, cache = task.next_logits(token_BW, state.cache, state.index, part_BWL=state.part_BWT)
-        return allowed(logits_BWV, state), cache
+        return ways(logits_BWV, state), cache
 
     W, penalty = config.beam_size, {"alpha": config.alpha, "penalty": config.penalty}
-    wanted = beam.Search(beam_size=W, n_best=n_best, max_length=max_length, end=EOS, **penalty)
+    wanted = beam.Search(beam_size=W, n_best=n_best, max_length=max_length, end=EOS, never=never, **penalty)
 
     def run(state: beam.Beams, room: int) -> beam.Beams:
         state = state.replace(cache=state.cache.with_room(room, W))
