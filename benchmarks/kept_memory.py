@@ -2,8 +2,8 @@
 
 Trains the default config on made-up batches in processes that give memory back, that keep it in one heap for all
 threads, as with several devices, and that keep it in the first thread's heap, as with one: there that thread runs the
-steps, in the others one of JAX's. What is kept lies in huge pages, or in small ones. How long the step compiles is told
-too, as threads that share a heap wait for each other.
+steps, in the others one of JAX's. How long the step compiles is told too, as threads that share a heap wait for each
+other.
 
     python benchmarks/kept_memory.py --repeats=5
 """
@@ -21,17 +21,10 @@ import time
 STEPS = 20
 
 
-# How many devices memory is kept for, 0: it is not; and whether in huge pages.
-KINDS = {
-    "give": (0, False),
-    "one heap, small pages": (2, False),
-    "one heap": (2, True),
-    "keep, small pages": (1, False),
-    "keep": (1, True),
-}
+KINDS = {"give": 0, "one heap": 2, "keep": 1}  # how many devices memory is kept for; 0: it is not
 
 
-def measure(devices: int, huge_pages: bool, config: str) -> dict[str, float]:
+def measure(devices: int, config: str) -> dict[str, float]:
     """Seconds of a step, CPU seconds of it in the system, MiB of fresh pages, and seconds in which it was compiled.
 
     After as many steps to warm up.
@@ -39,7 +32,7 @@ def measure(devices: int, huge_pages: bool, config: str) -> dict[str, float]:
     from flaxformer_lite import runtime
 
     if devices:
-        runtime.keep_memory(devices, huge_pages=huge_pages)
+        runtime.keep_memory(devices)
     import jax
     import numpy as np
 
@@ -85,7 +78,7 @@ def main() -> None:
     parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(measure(*KINDS[arguments.child], arguments.config)))
+        print(json.dumps(measure(KINDS[arguments.child], arguments.config)))
         return
     found = {kind: [] for kind in KINDS}
     for _ in range(arguments.repeats):

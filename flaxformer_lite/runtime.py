@@ -4,7 +4,6 @@ import ctypes
 import gc
 import importlib.util
 import logging
-import mmap
 import os
 import re
 import warnings
@@ -14,10 +13,9 @@ from pathlib import Path
 import jax
 
 # Options of glibc's mallopt, and what they are set to: nothing is mapped by itself, and nothing is given back before
-# the end (-1: the highest threshold). That is so in the first thread's heap alone, as no other can grow to any size;
-# ONE_HEAP has all share it.
+# the end. That is so in the first thread's heap alone, as no other can grow to any size; ONE_HEAP has all share it.
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-KEPT_MEMORY = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1}
+KEPT_MEMORY = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1}
 ONE_HEAP = {M_ARENA_MAX: 1}
 
 FEW_OBJECTS = 50_000  # new ones after which Python looks for garbage: what makes a program leaves many, none of it such
@@ -58,10 +56,8 @@ def cpu_devices() -> int:
     return int(forced[-1]) if forced else 1
 
 
-def keep_memory(devices: int, *, huge_pages: bool = True) -> None:
+def keep_memory(devices: int) -> None:
     """Has the C library keep what is freed for what is asked for next; does nothing where it is not glibc.
-
-    With `huge_pages` it is kept in such, see `use_huge_pages`.
 
     With one device it also turns JAX's asynchronous dispatch off, so JAX must not have looked for devices yet.
 
@@ -78,33 +74,8 @@ def keep_memory(devices: int, *, huge_pages: bool = True) -> None:
         return
     for option, value in (KEPT_MEMORY if devices == 1 else KEPT_MEMORY | ONE_HEAP).items():
         mallopt(option, value)
-    if huge_pages:
-        use_huge_pages()
     if devices == 1:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-
-
-def use_huge_pages() -> None:
-    """Has the heap that nothing is given back of lie in huge pages, where Linux has some, as far as half the memory.
-
-    A processor finds the addresses of many small pages too late: decoding takes a fortieth longer.
-
-    The heap grows at once, is advised of huge pages, and is free again. That takes no memory before it is used; but
-    where the system is told to promise no more than it has, all of it would count, and nothing is done.
-    """
-    try:
-        promises_all = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
-    except OSError:
-        promises_all = True
-    if promises_all or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
-    libc, size = ctypes.CDLL(None), os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes, libc.madvise.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if block := libc.malloc(size):  # else this process may not ask for so much
-        start = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
-        libc.madvise(start, block + size - start, mmap.MADV_HUGEPAGE)
-        libc.free(block)
 
 
 def enable_compilation_cache(folder: Path) -> None:

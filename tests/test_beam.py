@@ -304,7 +304,7 @@ def test_the_highest_are_those_of_the_sums_without_what_does_not_count(shape, wi
     x_BWV, without = np.stack(rows).astype(np.float32), list(without)
     x_BWV[0, :, without] += 100
     plus_BW = rng.normal(size=(3, W)).astype(np.float32)
-    plus_BW[:, 1::2] -= 1e30  # so little that all sums of the others are higher, and equal
+    plus_BW[1] = -1e30  # so far below all of the row that its sums are equal
     sum_BWV = x_BWV + plus_BW[..., None]
     sum_BWV[..., without] = -np.inf
     best_BK, place_BK = jax.lax.top_k(sum_BWV.reshape(3, -1), k)
@@ -327,10 +327,27 @@ def test_devices_that_split_the_vocabulary_search_their_own_part_of_it_and_send_
     mesh = jax.make_mesh((2,), ("tensor",), devices=jax.devices()[:2])
     split = jax.NamedSharding(mesh, jax.P("tensor"))
     x_VBW = jnp.asarray(np.random.default_rng(0).normal(size=(V, B, W)), jnp.float32)
-    compiled = jax.jit(beam.top_k, static_argnums=1, in_shardings=split).lower(x_VBW, k).compile()
+
+    def of_a_step(x_VBW):
+        log_sum_BW = beam.log_sum_exp(x_VBW)
+        return log_sum_BW, x_VBW[END], beam.top_k(x_VBW, k, -log_sum_BW, without=(0, 1, END, 3))
+
+    compiled = jax.jit(of_a_step, in_shardings=split).lower(x_VBW).compile()
     sent = re.findall(
         r"= \w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)\(", compiled.as_text()
     )
     assert sent and max(math.prod(map(int, dims.split(","))) for dims in sent if dims) < B * W * V / 20
-    for found, expected in zip(compiled(jax.device_put(x_VBW, split)), beam.top_k(x_VBW, k), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    (log_sum_BW, end_BW, found), alone = compiled(jax.device_put(x_VBW, split)), of_a_step(x_VBW)
+    np.testing.assert_allclose(log_sum_BW, alone[0], rtol=1e-6)
+    np.testing.assert_array_equal(end_BW, alone[1])
+    np.testing.assert_allclose(found[0], alone[2][0], rtol=1e-6)
+    for place, expected in zip(found[1:], alone[2][1:], strict=True):
+        np.testing.assert_array_equal(place, expected)
+
+
+def test_where_too_few_are_left_the_rest_is_minus_infinity_at_places_that_there_are():
+    x_VBW = jnp.full((401, 1, 3), -jnp.inf).at[jnp.array([0, 7, 400]), 0, 2].set(jnp.array([9.0, 5.0, 6.0]))
+    best_BK, w_BK, v_BK = beam.top_k(x_VBW, 4, jnp.zeros((1, 3)), without=(0, 3))
+    assert best_BK.tolist() == [[6, 5, -math.inf, -math.inf]]
+    assert (w_BK[0, :2].tolist(), v_BK[0, :2].tolist()) == ([2, 2], [400, 7])
+    assert v_BK.min() >= 0 and v_BK.max() < 401

@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import pytest
 
 from flaxformer_lite import runtime
 
-OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 WHOLE = zlib.compress(bytes(range(256)) * 50)
 
 
@@ -125,33 +123,6 @@ def test_a_program_runs_again_without_fresh_pages_on_one_device_and_on_two(devic
         return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
     assert fresh_bytes(0) > 10 * fresh_bytes(devices)
-
-
-IN_HUGE_PAGES = """
-import ctypes, re, sys
-from flaxformer_lite import runtime
-for again in range(2):  # as where a command calls another's function
-    runtime.keep_memory(2, huge_pages=sys.argv[1] == "yes")
-libc = ctypes.CDLL(None)
-libc.malloc.restype = ctypes.c_void_p
-middle = libc.malloc(ctypes.c_size_t(100 << 20)) + (50 << 20)
-for part in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read())[1:]:
-    start, end = (int(word, 16) for word in part.split()[0].split("-"))
-    if start <= middle < end:
-        print(" hg" in part.split("VmFlags:")[1])
-"""
-
-
-@pytest.mark.skipif(
-    not OVERCOMMIT.exists() or OVERCOMMIT.read_text().strip() == "2",
-    reason="a system that is not Linux, or promises no more memory than it has",
-)
-def test_memory_that_is_kept_lies_in_huge_pages():
-    def told(huge):
-        words = [sys.executable, "-c", IN_HUGE_PAGES, huge]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-
-    assert (told("yes"), told("no")) == ("True", "False")
 
 
 COUNT_DEVICES = "import jax; from flaxformer_lite import runtime; print(runtime.cpu_devices(), len(jax.devices()))"

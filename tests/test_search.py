@@ -11,7 +11,7 @@ import pytest
 import runs
 
 from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD
+from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.decoding.generate import continuation, search, translation
 from flaxformer_lite.training import parallel
@@ -284,3 +284,22 @@ def test_a_prefix_that_is_too_long_and_more_texts_than_the_beam_holds_are_refuse
     greedy, params = decoder(method="greedy")
     with pytest.raises(ValueError, match=r"^n_best: goes with decode.method='beam' only, and it is 'greedy'"):
         greedy.n_best(params, SOURCES, 1)
+
+
+def test_what_is_in_no_text_is_left_out_by_the_search_as_if_the_model_forbade_it():
+    """With a vocabulary so large that it is searched in blocks, and the likeliest tokens those that never come."""
+    model, params = built(dataclasses.replace(CONFIG, vocab_size=401, output_bias=True))
+    params["output"]["bias"] = params["output"]["bias"].at[:4].add(jnp.array([20.0, 30.0, 5.0, 10.0]))
+    task = translation(model, DecodeConfig(), {"params": params}, sources(2, 0, 5), jnp.arange(3))
+
+    def found(**options):
+        config = DecodeConfig(method="beam", beam_size=4, min_length=3, **options)
+        return texts_of(jax.jit(lambda: search(task, config, n_best=4, max_length=9))())
+
+    # Nothing repeats nine tokens in a text of nine, but the search is given all logits with what is forbidden to each.
+    left_out, forbidden = found(), found(no_repeat_ngram=9)
+    assert [[ids for ids, _ in row] for row in left_out] == [[ids for ids, _ in row] for row in forbidden]
+    for row, same in zip(left_out, forbidden, strict=True):
+        np.testing.assert_allclose([score for _, score in row], [score for _, score in same], rtol=1e-5)
+    assert [len(row) for row in left_out] == [4, 0, 4]
+    assert all(len(ids) > 3 and not {PAD, BOS, UNK} & set(ids) for row in left_out for ids, _ in row)

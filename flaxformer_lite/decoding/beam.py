@@ -39,7 +39,7 @@ class Ways(NamedTuple):
     logits of few rows soonest.
     """
 
-    logit_VBW: jax.Array  # float32; -inf for a token that may not follow; those of `Search.never` may have any
+    logit_VBW: jax.Array  # float32; -inf for a token that may not follow; the end and `Search.never` may have any
     end_BW: jax.Array  # float32: the logit of the end symbol; -inf where it may not follow
     log_sum_BW: jax.Array  # float32: `log_sum_exp` of the logits of all tokens, also of those that may not follow
 
@@ -188,18 +188,21 @@ def top_k(
     need be searched; with blocks of sqrt(W V / k) there are as many numbers in them as there are blocks. A block is
     part of one w, so that devices which share V, if it divides evenly, find the maxima of their own blocks.
 
+    A block with one of `without` in it may have too high a maximum, and take the place of one that is wanted. So as
+    many more are searched as there are such blocks: what is wanted is among them whatever these hold.
+
     Args:
-      plus_BW: what is added to all of a w, in the few blocks alone. It changes no order in them.
-      without: those of V that do not count. The maximum of a block with one of them may be too high, so that such
-        blocks are looked at beside the k. Where a number is -inf, any place may be told.
+      x_VBW: in memory already; where a CPU would make it while it looks for maxima, that takes thrice as long.
+      plus_BW: added to all numbers of a w, where they are looked at.
+      without: those of V that do not count. Where fewer than k are left, -inf stands at any place.
     """
     V, B, W = x_VBW.shape
     plus_BW = jnp.zeros((B, W), x_VBW.dtype) if plus_BW is None else plus_BW
     size = _block_size(V, W, k)
     blocks = k + W * len({v // size for v in without}) if size else 0
-    if not size or blocks > W * (V // size):
+    if size == 0 or blocks > W * (V // size):
         x_BWV = jnp.moveaxis(x_VBW + plus_BW[None], 0, -1)
-        best_BK, place_BK = jax.lax.top_k(_but(x_BWV, jnp.arange(V)[None, None], without).reshape(B, W * V), k)
+        best_BK, place_BK = jax.lax.top_k(_without(x_BWV, jnp.arange(V)[None, None], without).reshape(B, W * V), k)
         return best_BK, place_BK // V, place_BK % V
     x_MXBW = _in_blocks(x_VBW, size)
     M = x_MXBW.shape[0]
@@ -208,13 +211,13 @@ def top_k(
     block_BK = jnp.sort(block_BK, axis=-1)  # of equals the first comes first
     w_BK, m_BK = block_BK // M, block_BK % M
     found_BKX = x_MXBW[m_BK, :, jnp.arange(B)[:, None], w_BK] + _take(plus_BW, w_BK)[..., None]
-    found_BKX = _but(found_BKX, m_BK[..., None] * size + jnp.arange(size)[None, None], without)
+    found_BKX = _without(found_BKX, m_BK[..., None] * size + jnp.arange(size)[None, None], without)
     best_BK, number_BK, place_BK = top_k(jnp.moveaxis(found_BKX, -1, 0), k)
     return best_BK, _take(w_BK, number_BK), _take(m_BK, number_BK) * size + place_BK
 
 
 def log_sum_exp(x: jax.Array) -> jax.Array:
-    """The log of the sum of exp(x) over the first axis, that of V.
+    """The log of the sum of exp(x), not all -inf, over the first axis, that of V.
 
     By the maxima of the blocks in which `top_k` looks for the best W of (V, B, W): XLA finds them once for both.
     """
@@ -239,11 +242,11 @@ def _in_blocks(x: jax.Array, size: int) -> jax.Array:
 
 
 def _maxima(x_MX: jax.Array) -> jax.Array:
-    """Of blocks (M, size, ...): (M, ...), kept apart from what is made of them, with which XLA would begin anew."""
+    """Those of blocks (M, size, ...): (M, ...). The barrier keeps XLA from finding them again for each use of them."""
     return jax.lax.optimization_barrier(x_MX.max(axis=1))
 
 
-def _but(x: jax.Array, v: jax.Array, without: tuple[int, ...]) -> jax.Array:
+def _without(x: jax.Array, v: jax.Array, without: tuple[int, ...]) -> jax.Array:
     """`x` with -inf where `v`, which repeats to its shape, is one of `without`."""
     return jnp.where(jnp.isin(v, jnp.array(without, jnp.int32)), NONE, x) if without else x
 

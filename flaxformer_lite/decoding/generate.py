@@ -107,7 +107,7 @@ def constrain(
 ) -> jax.Array:
     """`logits` (..., V) with -inf for what may not follow the first `index` of `ids` (..., T), whatever the method.
 
-    `axis`: where V is, if not last.
+    `axis`: where V is, if not last. What it forbids to some texts and not to others, `forbids_alike` must know of.
     """
     logits = sampling.forbid(logits, IN_NO_TEXT, axis=axis)
     end_may_be_last = logits.shape[axis] <= len([*IN_NO_TEXT, EOS])
@@ -118,6 +118,11 @@ def constrain(
         least = {"min_length": config.min_length, "may_be_last": end_may_be_last}
         logits = sampling.no_early_end(logits, index, end=EOS, **least, axis=axis)
     return logits
+
+
+def forbids_alike(config: DecodeConfig) -> bool:
+    """Whether `constrain` forbids nothing but what is in no text, and an end that is too early."""
+    return config.no_repeat_ngram is None
 
 
 def make_pick(config: DecodeConfig, row_B: jax.Array) -> Pick:
@@ -200,8 +205,8 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     A score is the log-probability of the whole text, of a prompt too, over its length penalty; -inf: there are fewer.
     The hypotheses of a row share what the encoder gave for it.
     """
-    # Where no more is forbidden than to all texts, the search is told, which spares it a look at all logits.
-    never = IN_NO_TEXT if task.prompt_BP.shape[1] == 0 and config.no_repeat_ngram is None else ()
+    # Where no more is forbidden than to all texts, the search itself leaves it out, which spares a look at all logits.
+    alike = task.prompt_BP.shape[1] == 0 and forbids_alike(config)
 
     def ways(logits: jax.Array, state: beam.Beams) -> beam.Ways:
         """What may follow by logits (B, V) for the first token, or (B, W, V)."""
@@ -213,24 +218,29 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
             given_BX = jnp.broadcast_to(_given(task, index)[:, None], ids_BXT.shape[:2])
             allowed_VBX = jnp.where((given_BX != PAD)[None], sampling.force(logit_VBX, given_BX, axis=0), allowed_VBX)
         log_sum_BX = beam.log_sum_exp(logits).reshape(logit_VBX.shape[1:])
-        # Fused with what makes them, a CPU would take thrice as long for the maxima that the search begins with.
-        on_VBX = logit_VBX if never else jax.lax.optimization_barrier(allowed_VBX)
+        on_VBX = logit_VBX if alike else jax.lax.optimization_barrier(allowed_VBX)
         return beam.Ways(on_VBX, allowed_VBX[EOS], log_sum_BX)
 
     # The first token comes after the same, empty beginning for all hypotheses of a row: one of them is looked at. At
     # position 0 its entry of the cache is the first, as if there were no others.
-    def first(state: beam.Beams) -> tuple[jax.Array, Any]:
+    def first(state: beam.Beams) -> tuple[beam.Ways, Any]:
         start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
         logits_BV, cache = task.next_logits(start_B, state.cache, state.index)
-        others = lambda x: jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, W - 1)])  # which do not exist yet  # noqa: E731
-        return jax.tree.map(others, ways(logits_BV, state)), cache
 
-    def step(state: beam.Beams) -> tuple[jax.Array, Any]:
+        def with_others(
+            x: jax.Array,
+        ) -> jax.Array:  # which do not exist yet: whatever they are given, it is not looked at
+            return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, W - 1)])
+
+        return jax.tree.map(with_others, ways(logits_BV, state)), cache
+
+    def step(state: beam.Beams) -> tuple[beam.Ways, Any]:
         token_BW = jax.lax.dynamic_index_in_dim(state.live_BWT, state.index - 1, axis=2, keepdims=False)
         logits_BWV, cache = task.next_logits(token_BW, state.cache, state.index, part_BWL=state.part_BWT)
         return ways(logits_BWV, state), cache
 
-    W, penalty = config.beam_size, {"alpha": config.alpha, "penalty": config.penalty}
+    W, never = config.beam_size, IN_NO_TEXT if alike else ()
+    penalty = {"alpha": config.alpha, "penalty": config.penalty}
     wanted = beam.Search(beam_size=W, n_best=n_best, max_length=max_length, end=EOS, never=never, **penalty)
 
     def run(state: beam.Beams, room: int) -> beam.Beams:
