@@ -205,7 +205,7 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
     A score is the log-probability of the whole text, of a prompt too, over its length penalty; -inf: there are fewer.
     The hypotheses of a row share what the encoder gave for it.
     """
-    # Where no more is forbidden than to all texts, the search itself leaves it out, which spares a look at all logits.
+    # Where the same is forbidden to all texts, the search itself leaves it out: that spares a look at all logits.
     alike = task.prompt_BP.shape[1] == 0 and forbids_alike(config)
 
     def ways(logits: jax.Array, state: beam.Beams) -> beam.Ways:
@@ -227,9 +227,8 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
         start_B = jnp.full(task.limit_B.shape, BOS, jnp.int32)
         logits_BV, cache = task.next_logits(start_B, state.cache, state.index)
 
-        def with_others(
-            x: jax.Array,
-        ) -> jax.Array:  # which do not exist yet: whatever they are given, it is not looked at
+        def with_others(x: jax.Array) -> jax.Array:
+            """With those of the other hypotheses: as these do not exist yet, any number will do."""
             return jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, W - 1)])
 
         return jax.tree.map(with_others, ways(logits_BV, state)), cache
