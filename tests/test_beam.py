@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -275,77 +274,3 @@ def test_the_penalty_is_one_for_one_token_and_grows_with_the_power_alpha():
     assert of(1, 0.6) == 1 and of(7, 0.0) == 1
     assert of(7, 1.0) == 2 and of(7, 0.6) == pytest.approx(2**0.6)
     assert of(1, 0.6, "power") == 1 and of(7, 0.0, "power") == 1 and of(7, 2.0, "power") == 49
-
-
-@pytest.mark.parametrize("k", [1, 4, 7])
-@pytest.mark.parametrize("shape", [(1, 7), (1, 3001), (1, 4096), (4, 127), (4, 640), (7, 1000), (200, 5)])
-def test_the_highest_of_many_are_found_in_their_blocks_as_among_them_all(shape, k):
-    W, V = shape
-    rng = np.random.default_rng(V)
-    rows = [rng.normal(size=W * V), rng.integers(0, 3, W * V), np.full(W * V, -np.inf), np.arange(W * V)]
-    x_BX = jnp.asarray(np.stack(rows), jnp.float32).at[0, ::2].set(-jnp.inf)
-    best_BK, place_BK = jax.lax.top_k(x_BX, k)
-    x_VBW = jnp.moveaxis(x_BX.reshape(-1, W, V), -1, 0)
-    for found, expected in zip(beam.top_k(x_VBW, k), (best_BK, place_BK // V, place_BK % V), strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("shape", "without"),
-    [((1, 7), (2,)), ((1, 4096), ()), ((4, 640), (0, 1, 2, 3)), ((4, 640), (0, 639, 77)), ((3, 3001), (1, 77, 3000))],
-    ids=str,
-)
-def test_the_highest_are_those_of_the_sums_without_what_does_not_count(shape, without):
-    """Also where what does not count is the highest of all, in more blocks than are wanted."""
-    (W, V), k = shape, 4
-    rng = np.random.default_rng(V)
-    rows = [rng.normal(size=(W, V)), rng.normal(size=(W, V)), np.zeros((W, V))]
-    x_BWV, without = np.stack(rows).astype(np.float32), list(without)
-    x_BWV[0, :, without] += 100
-    plus_BW = rng.normal(size=(3, W)).astype(np.float32)
-    plus_BW[1] = -1e30  # so far below all of the row that its sums are equal
-    sum_BWV = x_BWV + plus_BW[..., None]
-    sum_BWV[..., without] = -np.inf
-    best_BK, place_BK = jax.lax.top_k(sum_BWV.reshape(3, -1), k)
-    found = beam.top_k(jnp.moveaxis(jnp.asarray(x_BWV), -1, 0), k, jnp.asarray(plus_BW), without=tuple(without))
-    for part, expected in zip(found, (best_BK, place_BK // V, place_BK % V), strict=True):
-        np.testing.assert_array_equal(part, expected)
-
-
-@pytest.mark.parametrize("shape", [(7, 3), (16000, 2, 4), (3001, 5, 1)])
-def test_the_sum_of_exponentials_is_found_by_the_maxima_of_blocks(shape):
-    x = np.random.default_rng(0).normal(scale=9, size=shape).astype(np.float32)
-    x.reshape(shape[0], -1)[:, 0] += 1e4  # whose exponentials no float32 holds
-    x.reshape(shape[0], -1)[1::2, 1] = -np.inf
-    np.testing.assert_allclose(beam.log_sum_exp(jnp.asarray(x)), jax.nn.logsumexp(x, axis=0), rtol=1e-6)
-
-
-def test_devices_that_split_the_vocabulary_search_their_own_part_of_it_and_send_none_of_it():
-    """Only the maxima of blocks, and the few blocks that are chosen, go from one device to another."""
-    B, W, V, k = 2, 4, 16000, 4
-    mesh = jax.make_mesh((2,), ("tensor",), devices=jax.devices()[:2])
-    split = jax.NamedSharding(mesh, jax.P("tensor"))
-    x_VBW = jnp.asarray(np.random.default_rng(0).normal(size=(V, B, W)), jnp.float32)
-
-    plus_BW = jnp.asarray(np.random.default_rng(1).normal(size=(B, W)), jnp.float32)
-
-    def of_a_step(x_VBW):
-        return beam.log_sum_exp(x_VBW), (x_VBW[END], *beam.top_k(x_VBW, k, plus_BW, without=(0, 1, END, 3)))
-
-    compiled = jax.jit(of_a_step, in_shardings=split).lower(x_VBW).compile()
-    sent = re.findall(
-        r"= \w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)\(", compiled.as_text()
-    )
-    assert sent and max(math.prod(map(int, dims.split(","))) for dims in sent if dims) < B * W * V / 20
-    (log_sum_BW, parts), (expected_BW, alone) = compiled(jax.device_put(x_VBW, split)), of_a_step(x_VBW)
-    np.testing.assert_allclose(log_sum_BW, expected_BW, rtol=1e-6)  # a sum in another order
-    for found, expected in zip(parts, alone, strict=True):
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_where_too_few_are_left_the_rest_is_minus_infinity_at_places_that_there_are():
-    x_VBW = jnp.full((401, 1, 3), -jnp.inf).at[jnp.array([0, 7, 400]), 0, 2].set(jnp.array([9.0, 5.0, 6.0]))
-    best_BK, w_BK, v_BK = beam.top_k(x_VBW, 4, jnp.zeros((1, 3)), without=(0, 3))
-    assert best_BK.tolist() == [[6, 5, -math.inf, -math.inf]]
-    assert (w_BK[0, :2].tolist(), v_BK[0, :2].tolist()) == ([2, 2], [400, 7])
-    assert v_BK.min() >= 0 and v_BK.max() < 401

@@ -52,9 +52,24 @@ def logs(*shares):
     return np.log(np.array([shares], np.float64)).astype(np.float32)
 
 
-def test_the_greedy_choice_is_the_likeliest_token_and_of_equals_the_first():
-    tokens = greedy(jnp.asarray([[0.0, 3, 1], [5, 2, 5], [-jnp.inf, -jnp.inf, -7]]))
-    assert tokens.tolist() == [1, 0, 2] and tokens.dtype == jnp.int32
+@pytest.mark.parametrize("size", [V, 401, 16_000])  # the larger ones are searched by blocks
+def test_the_greedy_choice_is_the_likeliest_token_that_may_come_and_of_equals_the_first(size):
+    end, never = 2, (0, 1, 3)
+    logits = np.random.default_rng(size).normal(size=(5, size)).astype(np.float32)
+    logits[:, [end, *never]] = 99  # which do not count
+    logits[1, [5, size - 1]] = 50
+    logits[2, 4:-1] = -np.inf
+    logits[4, size - 1] = 60
+    ends = np.array([-np.inf, 49, -8, 98, 60], np.float32)
+    allowed = logits.copy()
+    allowed[:, never], allowed[:, end] = -np.inf, ends
+    tokens = greedy(jnp.asarray(logits.T), jnp.asarray(ends), end=end, never=never)
+    assert tokens.tolist() == allowed.argmax(axis=1).tolist() and tokens.dtype == jnp.int32
+
+
+def test_the_end_is_the_greedy_choice_where_nothing_else_may_come():
+    nothing_else = jnp.full((V, 1), -jnp.inf)
+    assert greedy(nothing_else, jnp.array([-5.0]), end=2, never=(0,)).tolist() == [2]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, V - 1, V, V + 1, 1000])
@@ -170,7 +185,11 @@ def test_a_draw_is_a_function_of_the_key_and_the_number_of_its_row():
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-30}], ids=str)
 def test_where_one_token_is_left_it_is_the_greedy_choice(options):
     drawn = sample(jnp.asarray(LOGITS), jax.random.key(0), jnp.arange(5), **options)
-    assert drawn.tolist() == greedy(jnp.asarray(LOGITS)).tolist() == LOGITS.argmax(axis=1).tolist()
+    assert (
+        drawn.tolist()
+        == greedy(jnp.asarray(LOGITS.T), jnp.asarray(LOGITS[:, 2]), end=2).tolist()
+        == LOGITS.argmax(axis=1).tolist()
+    )
     assert drawn.dtype == jnp.int32
 
 

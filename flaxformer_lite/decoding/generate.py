@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding import beam, mask_predict, sampling
+from flaxformer_lite.decoding.highest import log_sum_exp
 
 NextLogits = Callable[..., tuple[jax.Array, Any]]
 Pick = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (logits_BV, ids_BT, index) -> token_B
@@ -130,13 +131,19 @@ def make_pick(config: DecodeConfig, row_B: jax.Array) -> Pick:
     options = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
     key = jax.random.key(config.seed)
 
-    def pick(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
+    def likeliest(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
+        logit_VB = jnp.moveaxis(logits_BV, -1, 0)  # as `embeddings.project` makes them
+        allowed_VB = constrain(config, logit_VB, ids_BT, index, axis=0)
+        end_B = allowed_VB[EOS]
+        if forbids_alike(config):  # then what comes is the likeliest of a few blocks, and the others are left alone
+            return sampling.greedy(logit_VB, end_B, end=EOS, never=IN_NO_TEXT)
+        return sampling.greedy(jax.lax.optimization_barrier(allowed_VB), end_B, end=EOS)
+
+    def drawn(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
         logits_BV = constrain(config, logits_BV, ids_BT, index)
-        if config.method == "greedy":
-            return sampling.greedy(logits_BV)
         return sampling.sample(logits_BV, jax.random.fold_in(key, index), row_B, **options)
 
-    return pick
+    return likeliest if config.method == "greedy" else drawn
 
 
 def rooms(max_length: int) -> list[int]:
@@ -217,7 +224,7 @@ def search(task: Task, config: DecodeConfig, *, n_best: int, max_length: int) ->
         if task.prompt_BP.shape[1]:
             given_BX = jnp.broadcast_to(_given(task, index)[:, None], ids_BXT.shape[:2])
             allowed_VBX = jnp.where((given_BX != PAD)[None], sampling.force(logit_VBX, given_BX, axis=0), allowed_VBX)
-        log_sum_BX = beam.log_sum_exp(logits).reshape(logit_VBX.shape[1:])
+        log_sum_BX = log_sum_exp(logits).reshape(logit_VBX.shape[1:])
         on_VBX = logit_VBX if alike else jax.lax.optimization_barrier(allowed_VBX)
         return beam.Ways(on_VBX, allowed_VBX[EOS], log_sum_BX)
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from flaxformer_lite.decoding.highest import top_k
+
 
 def forbid(logits: jax.Array, tokens: Sequence[int], *, axis: int = -1) -> jax.Array:
     """`logits` (..., V) with -inf for `tokens`."""
@@ -62,11 +64,15 @@ def _ids_like(logits: jax.Array, axis: int = -1) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
 
 
-def greedy(logits_BV: jax.Array) -> jax.Array:
-    """The likeliest token of each row, of equals the first: (B,) int32."""
-    V = logits_BV.shape[-1]
-    highest_BV = logits_BV == logits_BV.max(axis=-1, keepdims=True)  # two reductions; XLA's argmax is slow on CPUs
-    return jnp.where(highest_BV, _ids_like(logits_BV), V - 1).min(axis=-1).astype(jnp.int32)
+def greedy(logit_VB: jax.Array, end_B: jax.Array, *, end: int, never: Sequence[int] = ()) -> jax.Array:
+    """The likeliest token of each row, (B,) int32: the end symbol if no other is likelier, of other equals the first.
+
+    Args:
+      logit_VB: -inf for a token that may not come; the end and `never` may have any.
+      end_B: the logit of the end symbol, -inf where it may not come.
+    """
+    best_B1, _, token_B1 = top_k(logit_VB[..., None], 1, without=(*never, end))
+    return jnp.where(end_B >= best_B1[:, 0], end, token_B1[:, 0])
 
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
