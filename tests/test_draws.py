@@ -26,6 +26,7 @@ MODELS = {
     "grouped": {"num_kv_heads": 1, "activation": "swiglu"},
     "remat": {"remat": "full"},
 }
+MORE = "untied", "relative", "t5_bias", "grouped"  # which take long, and draw as others do
 
 
 def initial_state(**changes):
@@ -40,7 +41,7 @@ def draws_of(make):
 
 
 @pytest.mark.usefixtures("quickly_compiled")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in MORE else []) for n in MODELS])
 def test_the_state_of_every_model_is_the_same_but_for_how_a_product_is_rounded(name):
     make = initial_state(**MODELS[name])
     drawn, at_once_drawn = jax.jit(make)(), jax.jit(at_once(make))()

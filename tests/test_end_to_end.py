@@ -205,6 +205,7 @@ def test_evaluate_compares_with_files_and_tells_how_sure_it_is(finished_run, com
     assert json.loads(scores.read_text())["references"] == [str(kept)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_runs_that_decide_together_translate_and_are_measured_as_one(finished_run, command, tmp_path):
     other = shutil.copytree(finished_run, tmp_path / "other")
@@ -230,7 +231,7 @@ SHARED = [
     ("finished_run", translate, {"method": "greedy"}),
     pytest.param("finished_run", translate, {"method": "beam", "beam_size": 3}, marks=pytest.mark.slow),
     pytest.param("finished_run", translate, {"method": "sample", "top_p": 0.9}, marks=pytest.mark.slow),
-    ("finished_language_model", generate, {}),
+    pytest.param("finished_language_model", generate, {}, marks=pytest.mark.slow),
     ("finished_classifier", classify, {}),
 ]
 
@@ -443,6 +444,7 @@ def test_what_a_language_model_wrote_while_it_was_trained_is_kept(finished_langu
     assert samples == "\n".join(generate.load(finished_language_model)([""] * evaluate_module.SAMPLES))
 
 
+@pytest.mark.slow
 def test_generate_writes_the_same_texts_for_a_seed_and_others_for_another(finished_language_model, command, tmp_path):
     words = ["generate", f"--workdir={finished_language_model}", "--prompt=3 days", "--count=5", "--top_k=31"]
     process = runs.run(*words, "--seed=7")
@@ -535,7 +537,8 @@ def both(*names: str) -> set[str]:
     return {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
 
 
-@pytest.mark.parametrize("run", [pytest.param("finished_run", marks=pytest.mark.slow), "finished_language_model"])
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["finished_run", "finished_language_model"])
 def test_attention_is_drawn_as_pictures_and_as_one_page(request, command, tmp_path, run):
     workdir = request.getfixturevalue(run)
     files = draw(command, tmp_path / "out", "attention", f"--workdir={workdir}", "--text=3 days")

@@ -102,7 +102,7 @@ def test_its_parameters_are_those_of_each_by_name_and_it_takes_the_length_that_a
     assert model.config == dataclasses.replace(model.configs[0], max_length=LONGEST) != model.configs[0]
 
 
-@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
+@pytest.mark.parametrize("architecture", [pytest.param("encoder_decoder", marks=pytest.mark.slow), "decoder_lm"])
 def test_greedy_texts_with_caches_are_those_of_the_mean_of_full_forwards(architecture, monkeypatch):
     monkeypatch.setattr(generate, "ROOM", 2)  # positions, and the caches grow twice
     members = members_of(architecture, FIRST, SECOND)
@@ -142,7 +142,8 @@ def test_a_beam_scores_texts_by_the_mean_probability_of_each_token():
 
 
 @pytest.mark.parametrize(
-    "architecture", ["encoder_decoder", pytest.param("decoder_lm", marks=pytest.mark.slow), "encoder_classifier"]
+    "architecture",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("encoder_decoder", "decoder_lm")), "encoder_classifier"],
 )
 def test_its_loss_is_that_of_the_mean_probability_however_many_rows_are_taken_at_once(architecture, monkeypatch):
     members = members_of(architecture, FIRST, SECOND)

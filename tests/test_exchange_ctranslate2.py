@@ -227,6 +227,7 @@ def test_what_it_cannot_run_is_refused_by_the_field_and_nothing_is_written(chang
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_no_text_that_beam_search_finds_there_is_better_than_ours_and_most_are_the_same(tmp_path):
     """By our scores: theirs are of what is left without the tokens that no text holds. A text ends in both."""
     decode = DecodeConfig(method="beam", beam_size=4, alpha=0.5, penalty="power", max_extra_length=LONGEST)

@@ -134,7 +134,10 @@ def test_a_masked_decoder_is_drawn_reading_all_that_it_writes_after_a_symbol_in_
     assert (ahead != curves["decoder/t5_bias"][:, pictures.POSITIONS :][:, :1]).any()
 
 
-@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(a, marks=pytest.mark.slow if a == "encoder_decoder" else []) for a in CHOICES["model.architecture"]],
+)
 def test_the_longest_text_that_a_model_takes_is_drawn_and_a_longer_one_refused(architecture):
     """With a table of positions, so that a token too many would be noticed."""
     run = run_of(architecture, position="learned")

@@ -143,6 +143,7 @@ def test_the_state_is_that_of_the_parameters_moments_and_batch():
     assert one.memory.state == pytest.approx(4 * (3 * parameters() + batch), rel=0.01)
 
 
+@pytest.mark.slow
 def test_attention_by_an_accelerators_kernel_is_planned_as_blocks_which_keep_no_weights_either():
     for name in CHOICES["model.backend"]:
         assert backends.stand_in(name) == ("blockwise" if name in ("cudnn", "flash") else name)
