@@ -1,4 +1,4 @@
-"""What holds for every test: 8 fake CPU devices, folders of its own, one cache of compiled programs, strict shapes.
+"""What holds for every test: 8 fake CPU devices, folders of its own, strict shapes.
 
 The environment is set before jax is imported, and the processes that a test starts inherit it.
 """
@@ -18,8 +18,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 _FOLDER = tempfile.mkdtemp(prefix="flaxformer_lite_tests_")
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{_FOLDER}/compile_cache")
-# What takes a tenth of a second to compile is compiled once: many tests make the same program.
+# One for each process of the tests, as JAX writes an entry in place, and another process could read half of it. What
+# takes a tenth of a second to compile is in it: many tests make the same program.
+_CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR", f"{_FOLDER}/compile_cache")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE + os.environ.get("PYTEST_XDIST_WORKER", "")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("TFDS_DATA_DIR", f"{_FOLDER}/tfds")

@@ -17,7 +17,7 @@ from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding import generate
 from flaxformer_lite.decoding.decoder import Decoder, padded_length, room_for, rows_for
-from flaxformer_lite.decoding.generate import best, continuation, make_pick, rooms, translation
+from flaxformer_lite.decoding.generate import best, constrain, continuation, make_pick, rooms, translation
 from flaxformer_lite.model.dense import TURNED
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import parallel
@@ -63,6 +63,21 @@ def params(model):
 def likeliest(logits_V):
     """The likeliest token of those that a text may hold."""
     return max(set(range(V)) - {PAD, BOS, UNK}, key=np.asarray(logits_V).item)
+
+
+@pytest.mark.parametrize("size", [V, 401])  # the larger one is searched by blocks
+@pytest.mark.parametrize(
+    "wanted", [{}, {"min_length": 5}, {"no_repeat_ngram": 2}, {"min_length": 5, "no_repeat_ngram": 2}], ids=str
+)
+def test_the_greedy_pick_is_the_likeliest_of_what_may_come(wanted, size):
+    config = dataclasses.replace(GREEDY, **wanted)
+    logits = np.random.default_rng(5).normal(size=(3, size)).astype(np.float32)
+    logits[:, [PAD, BOS, UNK]] = 99
+    logits[0, 7], logits[1, EOS] = 20, 20
+    ids_BT = jnp.array([[6, 7, 6, 0], [6, 7, 8, 0], [9, 9, 9, 0]])
+    tokens = make_pick(config, jnp.arange(3))(jnp.asarray(logits), ids_BT, jnp.int32(3)).tolist()
+    assert (tokens[0] == 7) == ("no_repeat_ngram" not in wanted) and (tokens[1] == EOS) == ("min_length" not in wanted)
+    assert tokens == constrain(config, jnp.asarray(logits), ids_BT, jnp.int32(3)).argmax(axis=-1).tolist()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])
-@pytest.mark.parametrize("shape", [(1, 7), (1, 3001), (1, 4096), (4, 127), (4, 640), (7, 1000), (200, 5)])
+@pytest.mark.parametrize(
+    "shape", [(1, 7), (1, 3001), (1, 4096), (1, 10_002), (4, 127), (4, 640), (7, 1000), (3, 2002), (200, 5)]
+)
 def test_the_highest_of_many_are_found_in_their_blocks_as_among_them_all(shape, k):
     W, V = shape
     rng = np.random.default_rng(V)
@@ -28,7 +30,14 @@ def test_the_highest_of_many_are_found_in_their_blocks_as_among_them_all(shape, 
 
 @pytest.mark.parametrize(
     ("shape", "without"),
-    [((1, 7), (2,)), ((1, 4096), ()), ((4, 640), (0, 1, 2, 3)), ((4, 640), (0, 639, 77)), ((3, 3001), (1, 77, 3000))],
+    [
+        ((1, 7), (2,)),
+        ((1, 4096), ()),
+        ((4, 640), (0, 1, 2, 3)),
+        ((4, 640), (0, 639, 77)),
+        ((3, 3001), (1, 77, 3000)),
+        ((3, 2002), (1, 1001, 2001)),
+    ],
     ids=str,
 )
 def test_the_highest_are_those_of_the_sums_without_what_does_not_count(shape, without):
@@ -56,9 +65,10 @@ def test_the_sum_of_exponentials_is_found_by_the_maxima_of_blocks(shape):
     np.testing.assert_allclose(log_sum_exp(jnp.asarray(x)), jax.nn.logsumexp(x, axis=0), rtol=1e-6)
 
 
-def test_devices_that_split_the_vocabulary_search_their_own_part_of_it_and_send_none_of_it():
+@pytest.mark.parametrize(("V", "W", "k"), [(16000, 4, 4), (17000, 4, 4), (10002, 4, 4), (16000, 1, 1), (25002, 1, 1)])
+def test_devices_that_split_the_vocabulary_search_their_own_part_of_it_and_send_none_of_it(V, W, k):
     """Only the maxima of blocks, and the few blocks that are chosen, go from one device to another."""
-    B, W, V, k = 2, 4, 16000, 4
+    B = 2
     mesh = jax.make_mesh((2,), ("tensor",), devices=jax.devices()[:2])
     split = jax.NamedSharding(mesh, jax.P("tensor"))
     x_VBW = jnp.asarray(np.random.default_rng(0).normal(size=(V, B, W)), jnp.float32)
@@ -85,3 +95,11 @@ def test_where_too_few_are_left_the_rest_is_minus_infinity_at_places_that_there_
     assert best_BK.tolist() == [[6, 5, -math.inf, -math.inf]]
     assert (w_BK[0, :2].tolist(), v_BK[0, :2].tolist()) == ([2, 2], [400, 7])
     assert v_BK.min() >= 0 and v_BK.max() < 401
+
+
+@pytest.mark.parametrize("V", [401, 3001, 2002])
+def test_where_no_number_is_one_there_are_places_all_the_same(V):
+    x_VBW = jnp.full((V, 1, 1), -jnp.nan).at[V - 1].set(0)
+    for k in (1, 4):
+        _, w_BK, v_BK = top_k(x_VBW, k)
+        assert w_BK.max() == 0 and v_BK.min() >= 0 and v_BK.max() < V

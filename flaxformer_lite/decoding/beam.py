@@ -15,7 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.decoding.highest import take, top_k
+from flaxformer_lite.decoding.highest import entries_at, top_k
 
 PAD = 0  # the token id that fills a row after its last token
 NONE = -jnp.inf  # the log-probability and the score of a hypothesis that does not exist
@@ -143,10 +143,10 @@ def one_token(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search)
     ended_BWT = _write(state.live_BWT, jnp.full_like(token_BW, search.end), index)
     done_BNT, score_BN = _best((state.done_BNT, state.score_BN), (ended_BWT, score_BW))
 
-    live_BWT = _write(take(state.live_BWT, parent_BW), token_BW, index)
+    live_BWT = _write(entries_at(state.live_BWT, parent_BW), token_BW, index)
     # Up to this step a hypothesis has the past of its parent; from the next one on it keeps its own in its own part.
     past_1T = (jnp.arange(search.max_length) <= index)[None, None]
-    part_BWT = jnp.where(past_1T, take(state.part_BWT, parent_BW), state.part_BWT)
+    part_BWT = jnp.where(past_1T, entries_at(state.part_BWT, parent_BW), state.part_BWT)
     at_limit_B1 = (length >= limit_B)[:, None]
     cut_BW = jnp.where(at_limit_B1, on_BW / length_penalty(length, search), NONE)
     done_BNT, score_BN = _fill((done_BNT, score_BN), (live_BWT, cut_BW))
@@ -187,12 +187,12 @@ def _best(done: tuple[jax.Array, jax.Array], new: tuple[jax.Array, jax.Array]) -
     """The N best of N done texts and some new ones; of equals, those that were there."""
     ids_BXT, score_BX = (jnp.concatenate(parts, axis=1) for parts in zip(done, new, strict=True))
     score_BN, place_BN = jax.lax.top_k(score_BX, done[1].shape[1])
-    return take(ids_BXT, place_BN), score_BN
+    return entries_at(ids_BXT, place_BN), score_BN
 
 
 def _fill(done: tuple[jax.Array, jax.Array], cut: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The N done texts, places that are free filled with those that were cut; both best first."""
     ids_BXT, score_BX = (jnp.concatenate(parts, axis=1) for parts in zip(done, cut, strict=True))
     place_BN = jnp.argsort(score_BX == NONE, axis=1, stable=True)[:, : done[1].shape[1]]
-    score_BN = take(score_BX, place_BN)
-    return jnp.where((score_BN > NONE)[:, :, None], take(ids_BXT, place_BN), PAD), score_BN
+    score_BN = entries_at(score_BX, place_BN)
+    return jnp.where((score_BN > NONE)[:, :, None], entries_at(ids_BXT, place_BN), PAD), score_BN

@@ -134,10 +134,10 @@ def make_pick(config: DecodeConfig, row_B: jax.Array) -> Pick:
     def likeliest(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
         logit_VB = jnp.moveaxis(logits_BV, -1, 0)  # as `embeddings.project` makes them
         allowed_VB = constrain(config, logit_VB, ids_BT, index, axis=0)
-        end_B = allowed_VB[EOS]
-        if forbids_alike(config):  # then what comes is the likeliest of a few blocks, and the others are left alone
-            return sampling.greedy(logit_VB, end_B, end=EOS, never=IN_NO_TEXT)
-        return sampling.greedy(jax.lax.optimization_barrier(allowed_VB), end_B, end=EOS)
+        # Where the same is forbidden to all texts, it is left out of the few that are looked at, as in `search`.
+        alike = forbids_alike(config)
+        on_VB, never = (logit_VB, IN_NO_TEXT) if alike else (jax.lax.optimization_barrier(allowed_VB), ())
+        return sampling.greedy(on_VB, allowed_VB[EOS], end=EOS, never=never)
 
     def drawn(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
         logits_BV = constrain(config, logits_BV, ids_BT, index)

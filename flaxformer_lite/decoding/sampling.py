@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.decoding.highest import top_k
+from flaxformer_lite.decoding import highest
 
 
 def forbid(logits: jax.Array, tokens: Sequence[int], *, axis: int = -1) -> jax.Array:
@@ -65,13 +65,13 @@ def _ids_like(logits: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def greedy(logit_VB: jax.Array, end_B: jax.Array, *, end: int, never: Sequence[int] = ()) -> jax.Array:
-    """The likeliest token of each row, (B,) int32: the end symbol if no other is likelier, of other equals the first.
+    """The likeliest token of each row, (B,) int32; of equals the end symbol, else the first.
 
     Args:
       logit_VB: -inf for a token that may not come; the end and `never` may have any.
       end_B: the logit of the end symbol, -inf where it may not come.
     """
-    best_B1, _, token_B1 = top_k(logit_VB[..., None], 1, without=(*never, end))
+    best_B1, _, token_B1 = highest.top_k(logit_VB[..., None], 1, without=(*never, end))
     return jnp.where(end_B >= best_B1[:, 0], end, token_B1[:, 0])
 
 
