@@ -18,9 +18,15 @@ from flaxformer_lite.data import builders, cldr, languages, text_files
 from flaxformer_lite.data.own_text import OwnText
 
 # sha256 of the lines "split kind source target" of en-de in their order, for each version there has been.
-DIGESTS = {"1.47.0": "d17fd5351b02a42c701b449f7b7c6c780a593ad1054fe07d41c1a72d0733e87c"}
+DIGESTS = {
+    "1.47.0": "d17fd5351b02a42c701b449f7b7c6c780a593ad1054fe07d41c1a72d0733e87c",
+    "1.49.0": "c5c528e2beca62130d053981663d66cea0f63968df76583a289647d0dad86afd",
+}
 # The same for cldr_language, lines "split kind text label".
-LANGUAGE_DIGESTS = {"1.47.0": "44c40f22da3f64431cf20084c5e3ed5c71d6c8aa173534c775a1709a82bb7b30"}
+LANGUAGE_DIGESTS = {
+    "1.47.0": "44c40f22da3f64431cf20084c5e3ed5c71d6c8aa173534c775a1709a82bb7b30",
+    "1.49.0": "159e5b099193c2195da88cfdfc9739345282c0b8c22de65f22dddf532d086b81",
+}
 
 # For processes of their own: a corpus of 20 held-out and 40 training examples.
 SMALL = """

@@ -97,8 +97,10 @@ def test_a_time_of_day_in_english_is_the_same_moment_in_german(en_de):
 def test_numbers_and_amounts_keep_all_their_digits(en_de):
     for kind in ("number", "measure", "money", "money_in_words", "duration"):
         for source, target in of_kind(en_de, kind):
-            if "100" not in source:  # 'liters per 100 kilometers' is part of the unit
-                assert digits(source) == digits(target), (source, target)
+            # 'liters per 100 kilometers' is part of the unit, the years of a currency, in parentheses, of its name.
+            if "100" not in source:
+                texts = [re.sub(r"\(.*?\)", "", text) for text in (source, target)]
+                assert digits(texts[0]) == digits(texts[1]), (source, target)
 
 
 def test_most_amounts_have_two_decimals(en_de):
@@ -164,8 +166,8 @@ def test_other_pairs_of_locales_have_every_kind(pair):
 
 
 def test_a_kind_that_a_locale_has_no_data_for_is_left_out():
-    kinds = {phrase.kind for phrase in cldr.phrases("en", "la", per_kind=23)}
-    assert kinds == set(cldr.KINDS) - {"measure"}
+    missing = set(cldr.KINDS) - {phrase.kind for phrase in cldr.phrases("en", "mgo", per_kind=23)}
+    assert missing - {"measure"} == {"countries", "languages"}  # older versions of the CLDR have no units there either
 
 
 def test_a_kind_that_cannot_fill_its_number_is_left_out_whole(monkeypatch):
@@ -176,13 +178,14 @@ def test_a_kind_that_cannot_fill_its_number_is_left_out_whole(monkeypatch):
 
 
 def test_a_style_without_data_is_left_out_and_its_family_goes_on():
-    ((_, styles),) = [family for family in cldr.numbers(Locale("ja"), Locale("ko")) if len(family[1]) == 2]
-    with pytest.raises(KeyError):
-        styles[0](cldr.Decimal(12300), Locale("ja"))
+    styles = [lambda value, locale: {"ja": str(value)}[locale.language], lambda value, locale: str(value)]
     assert cldr._usable(cldr._draw_compact, styles, Locale("ja"), Locale("ko")) == styles[1:]
+    assert cldr._usable(cldr._draw_compact, styles, Locale("ja")) == styles
 
 
-def test_two_locales_that_share_too_little_are_refused_with_what_they_share():
+def test_two_locales_that_share_too_little_are_refused_with_what_they_share(monkeypatch):
+    names = "date", "time", "money", "money_in_words", "countries", "languages"  # 'ann' has none of the last four
+    monkeypatch.setattr(cldr, "KINDS", {name: cldr.KINDS[name] for name in names})
     with pytest.raises(ValueError, match="of 'en' and 'ann' the CLDR has enough for date, time"):
         cldr.phrases("en", "ann", per_kind=23)
 
