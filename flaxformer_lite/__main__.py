@@ -1,11 +1,12 @@
 """`python -m flaxformer_lite COMMAND --workdir=W ...`, also installed as `flaxformer-lite`."""
 
+import contextlib
 import errno
+import functools
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from flaxformer_lite import command_line, commands
 from flaxformer_lite.command_line import complain, exit_now, fail
@@ -154,11 +155,13 @@ def translate(arguments: Sequence[str]) -> int:
     from flaxformer_lite import runtime
 
     runtime.start()
-    from flaxformer_lite import line_job, translate
+    from flaxformer_lite import line_job, translate, workers
 
-    translator = translate.load(request.workdir, **request.model, **request.decode)  # before it waits for useless input
-    answer = translate.LineTranslator(translator, **request.lines)
-    split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **translator.run.asked()})
+    chosen = {**request.model, **request.decode}
+    make = functools.partial(translate.line_translator, request.workdir, request.lines, **chosen)
+    # Loaded before it waits for useless input.
+    with workers.working(request.workers, make) if request.workers > 1 else contextlib.nullcontext(make()) as answer:
+        split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **answer.asked()})
     if split:
         told = "lines that were too long for the model and translated in segments"
         print(f"note: {told}: {split:,}", file=sys.stderr)
@@ -295,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = COMMANDS[command](rest)
     except ValueError as error:
-        if not _is_ours(error):
+        if not command_line.is_ours(error):
             traceback.print_exc()
             exit_now(1)
         complain(str(error))
@@ -310,12 +313,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = 130
     exit_now(code)
-
-
-def _is_ours(error: ValueError) -> bool:
-    """Whether this package raised it, about its input; what a library raises is a bug, and shows where."""
-    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    return Path(innermost.f_code.co_filename).is_relative_to(command_line.PACKAGE)
 
 
 if __name__ == "__main__":

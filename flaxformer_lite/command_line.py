@@ -251,6 +251,12 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
 
 
+def is_ours(error: ValueError) -> bool:
+    """Whether this package raised it, about its input; what a library raises is a bug, and shows where."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    return Path(innermost.f_code.co_filename).is_relative_to(PACKAGE)
+
+
 def check_output(path: Path | None) -> None:
     """Raises ValueError if `write_lines` could not write there, before there is anything to write."""
     if path is None or in_bucket(path) or is_stream(path):

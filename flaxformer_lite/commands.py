@@ -64,6 +64,7 @@ class TranslateRequest(NamedTuple):
     lines: dict[str, object]  # `prefix`, `n_best` and `long`: what becomes of each line
     decode: dict[str, object]  # fields of DecodeConfig that were given
     model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they were given
+    workers: int  # processes that share the lines
 
     @property
     def asked(self) -> dict[str, object]:
@@ -241,15 +242,20 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         )
         long = "a line that is too long for the model is refused, or split: translated in segments"
         flags.DEFINE_enum("long", "refuse", ["refuse", "split"], long, flag_values=values)
+        workers = "processes that share the lines, each with a share of this CPU's cores and a model of its own"
+        flags.DEFINE_integer("workers", 1, workers, lower_bound=1, flag_values=values)
         define_decode(values)
         define_model(values)
         define_together(values)
 
-    usage = "usage: translate --workdir=W [--input=F] [--output=F] [--long=split] [--method=beam --n_best=N ...]"
+    usage = "usage: translate --workdir=W [--input=F] [--output=F] [--workers=N] [--long=split] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
     _check_utf8("--prefix", values.prefix or "")
+    if values.workers > 1 and values.tensor is not None:
+        raise ValueError("--tensor: goes with devices of one process; leave it out, or --workers.")
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
-    return TranslateRequest(_required_workdir(values), _job(values), lines, decode_given(values), model_given(values))
+    chosen = decode_given(values), model_given(values), values.workers
+    return TranslateRequest(_required_workdir(values), _job(values), lines, *chosen)
 
 
 def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:

@@ -17,7 +17,7 @@ import optax
 import pytest
 import runs
 
-from flaxformer_lite import __main__, classify, generate, runtime, trained, translate
+from flaxformer_lite import __main__, classify, generate, runtime, trained, translate, workers
 from flaxformer_lite import evaluate as evaluate_module
 from flaxformer_lite.commands import PLOTS
 from flaxformer_lite.config import CHOICES, ModelConfig
@@ -334,6 +334,18 @@ def test_translate_writes_several_translations_of_a_line_by_beam_search(finished
     best = [rows[0][2], "", rows[4][2]]
     assert lines_of(command(*words)) == best
     assert [text.replace("\n", " ") for text in translator(lines, [prefix] * 3)] == best
+
+
+@pytest.mark.skipif(len(workers.cores()) < 2, reason="there is one core, and so one worker")
+def test_translate_writes_the_same_with_workers_that_share_the_lines(finished_run, command, tmp_path):
+    lines = ["Monday, 3 June 2024", "", "12 kilometers", "3 days " * 99, "7:05 PM"]
+    (tmp_path / "in.txt").write_text("\n".join(lines), encoding="utf-8")
+    words = ["translate", f"--workdir={finished_run}", f"--input={tmp_path / 'in.txt'}", "--long=split"]
+    alone, shared = command(*words), runs.run(*words, "--workers=2")
+    assert shared.returncode == 0 and shared.stdout == alone and len(lines_of(alone)) == len(lines)
+    refused = runs.run(*words[:-1], "--workers=2")
+    assert refused.returncode == 2 and f"{tmp_path / 'in.txt'}, line 4: " in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ FLOORS = {
     "scoring": 0,
     "command_line": 2,
     "line_job": 2,
+    "workers": 3,
     "commands": 3,
     "model.masks": 0,
     "model.dropout": 0,

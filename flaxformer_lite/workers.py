@@ -1,0 +1,136 @@
+"""Several processes that answer the lines of a job between them, each with cores and a model of its own.
+
+On a CPU that is sooner than several devices of one process: these share a pool of threads, and each product is cut into
+parts for all of the pool, where a worker with one core computes it whole.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import jax
+
+from flaxformer_lite import runtime
+from flaxformer_lite.command_line import is_ours
+from flaxformer_lite.data.line_windows import Window
+from flaxformer_lite.line_job import Answer, Answering
+
+
+def cores() -> list[int]:
+    """The numbers of those that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def take_share(number: int, count: int) -> None:
+    """Keeps this process, which is `number` of `count`, to its share of the cores, and JAX to one device.
+
+    JAX must not have looked for devices yet. Where the system keeps no process to cores, it has all of them.
+    """
+    every = cores()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, every[number * len(every) // count : (number + 1) * len(every) // count])
+    jax.config.update("jax_num_cpu_devices", 1)
+
+
+class Workers:
+    """Processes that answer a window together, line for line as one would."""
+
+    def __init__(self, pipes: Sequence[Connection], processes: Sequence[BaseProcess]):
+        self._pipes, self._processes = pipes, processes
+
+    def __call__(self, window: Window) -> Answer:
+        """Lines that follow each other for each worker. Raises the ValueError of the first that has one."""
+        count, size = len(self._pipes), len(window.lines)
+        borders = [number * size // count for number in range(count + 1)]
+        for pipe, a, b in zip(self._pipes, borders, borders[1:], strict=False):
+            self.send(pipe, window._replace(lines=window.lines[a:b], first=window.first + a))
+        answers = self.hear()
+        return Answer([line for answer in answers for line in answer.lines], sum(answer.split for answer in answers))
+
+    def asked(self) -> Mapping[str, Any]:
+        """What the answers depend on, as the first worker tells it."""
+        self.send(self._pipes[0], None)
+        return self.hear(1)[0]
+
+    def hear(self, count: int | None = None) -> list[Any]:
+        """What each of the first `count` has to say, all by default; raises it if it is a ValueError."""
+        said = [self._from(number) for number in range(len(self._pipes) if count is None else count)]
+        for error in said:
+            if isinstance(error, ValueError):
+                raise error
+        return said
+
+    def send(self, pipe: Connection, question: object) -> None:
+        """To one of them."""
+        with contextlib.suppress(OSError):  # it has ended, which is seen where it does not answer
+            pipe.send(question)
+
+    def _from(self, number: int) -> Any:
+        try:
+            return self._pipes[number].recv()
+        except (EOFError, OSError):
+            self._processes[number].join()
+            code = self._processes[number].exitcode
+            raise RuntimeError(f"worker {number} of {len(self._pipes)} has ended with exit code {code}.") from None
+
+
+@contextlib.contextmanager
+def working(count: int, make: Callable[[], Answering]) -> Iterator[Workers]:
+    """Workers that are ready; with the context they end.
+
+    Args:
+      make: called in each worker, which imports it by its name.
+
+    Raises:
+      ValueError: there are not so many cores; or as `make`.
+    """
+    if not runtime.computes_on_cpu():
+        raise ValueError("--workers: goes with a CPU, and JAX finds more here; leave it out, or set JAX_PLATFORMS=cpu.")
+    if not 1 <= count <= len(cores()):
+        raise ValueError(f"--workers: expected 1 to {len(cores())}, the cores that there are, got {count}; lower it.")
+    context, pipes, processes = multiprocessing.get_context("spawn"), [], []
+    try:
+        for number in range(count):
+            pipe, theirs = context.Pipe()
+            pipes.append(pipe)
+            processes.append(context.Process(target=_work, args=(theirs, number, count), daemon=True))
+            processes[-1].start()
+            theirs.close()
+        workers = Workers(pipes, processes)
+        for pipe in pipes:
+            workers.send(pipe, make)
+        workers.hear()
+        yield workers
+    finally:
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.close()
+            process.terminate()
+            process.join()
+
+
+def _work(pipe: Connection, number: int, count: int) -> None:
+    """A worker: it makes what it is told to, says that it is ready, and answers; a ValueError is its last word."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the terminal sends to all; the first process ends the others
+    take_share(number, count)
+    runtime.start()
+    try:
+        answer = pipe.recv()()  # whose libraries are imported only now
+        pipe.send(None)
+        while True:
+            window = pipe.recv()
+            pipe.send(answer.asked() if window is None else answer(window))
+    except (EOFError, BrokenPipeError):  # nobody asks any more
+        sys.exit(0)
+    except ValueError as error:
+        if is_ours(error):
+            pipe.send(error)
+            sys.exit(0)
+        traceback.print_exc()
+        sys.exit(1)
