@@ -76,7 +76,7 @@ class Workers:
         try:
             return self._pipes[number].recv()
         except (EOFError, OSError):
-            self._processes[number].join()
+            self._processes[number].join(10)
             code = self._processes[number].exitcode
             raise RuntimeError(f"worker {number} of {len(self._pipes)} has ended with exit code {code}.") from None
 
