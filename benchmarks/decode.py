@@ -197,6 +197,7 @@ def main() -> None:
     if many > 1:
         makes |= {f"ours, {many} devices": [partial(ours, many, 1)]}
         makes |= {f"ours, {many} devices, tensor": [partial(ours, 1, many)]}
+    if 1 < many <= THREADS:  # a worker has a core
         makes |= {f"ours, {many} workers": [partial(ours, 1, 1, (number, many)) for number in range(many)]}
     with tempfile.TemporaryDirectory() as folder:
         if arguments.only is None:

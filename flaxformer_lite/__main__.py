@@ -1,7 +1,6 @@
 """`python -m flaxformer_lite COMMAND --workdir=W ...`, also installed as `flaxformer-lite`."""
 
 import contextlib
-import errno
 import functools
 import os
 import sys
@@ -27,9 +26,6 @@ USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tel
   export     write a run for CTranslate2, Hugging Face, or as named arrays
 
 Evaluate, translate, classify, generate, export, plot attention and plot positions use the best model of the run."""
-
-# Errors of a path that a user named, which need no traceback.
-OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -298,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = COMMANDS[command](rest)
     except ValueError as error:
-        if not command_line.is_ours(error):
+        if not command_line.is_about_input(error):
             traceback.print_exc()
             exit_now(1)
         complain(str(error))
@@ -306,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         code = 0
     except OSError as error:
-        if error.errno not in OF_A_PATH or error.filename is None:
+        if not command_line.is_about_input(error):
             raise
         complain(f"{error.filename}: cannot be reached: {error.strerror}.")
         code = 2

@@ -251,8 +251,14 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
 
 
-def is_ours(error: ValueError) -> bool:
-    """Whether this package raised it, about its input; what a library raises is a bug, and shows where."""
+# Errors of a path that a user named, which need no traceback.
+OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def is_about_input(error: ValueError | OSError) -> bool:
+    """Whether this package refused its input, or a path that a user named cannot be reached; else it is a bug."""
+    if isinstance(error, OSError):
+        return error.errno in OF_A_PATH and error.filename is not None
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     return Path(innermost.f_code.co_filename).is_relative_to(PACKAGE)
 

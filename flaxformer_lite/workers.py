@@ -8,8 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
-import traceback
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -18,7 +17,7 @@ from typing import Any
 import jax
 
 from flaxformer_lite import runtime
-from flaxformer_lite.command_line import is_ours
+from flaxformer_lite.command_line import is_about_input
 from flaxformer_lite.data.line_windows import Window
 from flaxformer_lite.line_job import Answer, Answering
 
@@ -60,11 +59,12 @@ class Workers:
         return self.hear(1)[0]
 
     def hear(self, count: int | None = None) -> list[Any]:
-        """What each of the first `count` has to say, all by default; raises it if it is a ValueError."""
-        said = [self._from(number) for number in range(len(self._pipes) if count is None else count)]
-        for error in said:
-            if isinstance(error, ValueError):
-                raise error
+        """What each of the first `count` has to say, all by default; raises the first that is an error."""
+        said = []
+        for number in range(len(self._pipes) if count is None else count):
+            said.append(self._from(number))
+            if isinstance(said[-1], Exception):
+                raise said[-1]
         return said
 
     def send(self, pipe: Connection, question: object) -> None:
@@ -100,8 +100,10 @@ def working(count: int, make: Callable[[], Answering]) -> Iterator[Workers]:
         for number in range(count):
             pipe, theirs = context.Pipe()
             pipes.append(pipe)
-            processes.append(context.Process(target=_work, args=(theirs, number, count), daemon=True))
-            processes[-1].start()
+            process = context.Process(target=_work, args=(theirs, number, count), daemon=True)
+            with _without_interrupts():
+                process.start()
+            processes.append(process)
             theirs.close()
         workers = Workers(pipes, processes)
         for pipe in pipes:
@@ -109,28 +111,59 @@ def working(count: int, make: Callable[[], Answering]) -> Iterator[Workers]:
         workers.hear()
         yield workers
     finally:
-        for pipe, process in zip(pipes, processes, strict=True):
+        for pipe in pipes:
             pipe.close()
+        for process in processes:
             process.terminate()
+        for process in processes:
             process.join()
 
 
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """What is started ignores SIGINT, which a terminal sends to all: the first process ends the others."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say what becomes of signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _work(pipe: Connection, number: int, count: int) -> None:
-    """A worker: it makes what it is told to, says that it is ready, and answers; a ValueError is its last word."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the terminal sends to all; the first process ends the others
+    """A worker: it makes what it is told to, says that it is ready, and answers; bad input is its last word."""
+    threading.Thread(target=_end_with_the_first_process, daemon=True).start()
     take_share(number, count)
     runtime.start()
     try:
-        answer = pipe.recv()()  # whose libraries are imported only now
-        pipe.send(None)
-        while True:
-            window = pipe.recv()
-            pipe.send(answer.asked() if window is None else answer(window))
-    except (EOFError, BrokenPipeError):  # nobody asks any more
-        sys.exit(0)
-    except ValueError as error:
-        if is_ours(error):
-            pipe.send(error)
-            sys.exit(0)
-        traceback.print_exc()
-        sys.exit(1)
+        answer = next(_heard(pipe))()  # whose libraries are imported only now
+        _tell(pipe, None)
+        for window in _heard(pipe):
+            _tell(pipe, answer.asked() if window is None else answer(window))
+    except (ValueError, OSError) as error:
+        if not is_about_input(error):
+            raise
+        _tell(pipe, error)
+
+
+def _heard(pipe: Connection) -> Iterator[Any]:
+    """What the first process says, as long as it does."""
+    while True:
+        try:
+            said = pipe.recv()
+        except (EOFError, ConnectionError):
+            os._exit(0)
+        yield said
+
+
+def _tell(pipe: Connection, what: Any) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more, and this process ends with the first one
+        pipe.send(what)
+
+
+def _end_with_the_first_process() -> None:
+    """Also where that was killed, and this one is at work."""
+    multiprocessing.parent_process().join()
+    os._exit(0)

@@ -3,6 +3,10 @@
 import functools
 import multiprocessing
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -19,8 +23,8 @@ pytestmark = pytest.mark.skipif(len(workers.cores()) < COUNT, reason="there is o
 class Numbering:
     """Answers with the number of each line, the worker's cores and how many devices it has."""
 
-    def __init__(self, refused=(), bug=None, death=None):
-        self._refused, self._bug, self._death = refused, bug, death  # numbers of lines
+    def __init__(self, refused=(), bug=None, death=None, sleep=False):
+        self._refused, self._bug, self._death, self._sleep = refused, bug, death, sleep  # numbers of lines
 
     def __call__(self, window):
         for number in window.numbers:
@@ -30,6 +34,7 @@ class Numbering:
                 int("no number")
             if number == self._death:
                 os._exit(7)
+        time.sleep(600 if self._sleep else 0)
         texts = zip(window.numbers, window.lines, strict=True)
         return Answer([f"{n}|{line}|{workers.cores()}|{jax.device_count()}" for n, line in texts], len(window.lines))
 
@@ -69,6 +74,40 @@ def test_a_worker_that_ends_by_itself_ends_the_job_with_its_exit_code(fault, cod
         answer(Window(LINES))
     assert ("ValueError: invalid literal for int()" in capfd.readouterr().err) == ("bug" in fault)
     assert not multiprocessing.active_children()
+
+
+OF_WORKERS_AT_WORK = """
+import functools, os, time
+import test_workers
+from flaxformer_lite import workers
+from flaxformer_lite.data.line_windows import Window
+
+if __name__ == "__main__":
+    with workers.working(2, functools.partial(test_workers.Numbering, sleep=True)) as answer:
+        print(*(process.pid for process in test_workers.multiprocessing.active_children()), flush=True)
+        answer(Window(test_workers.LINES))
+"""
+
+
+def test_workers_end_with_a_first_process_that_is_killed_while_they_are_at_work(tmp_path):
+    (tmp_path / "main.py").write_text(OF_WORKERS_AT_WORK)
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, str(tmp_path / "main.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path})
+    try:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == COUNT
+        time.sleep(1)
+    finally:
+        process.kill()
+    assert process.communicate(timeout=30)[0] == b""  # which nobody holds open any more
+    assert process.returncode == -9
+
+
+def test_a_path_that_cannot_be_reached_is_told_as_one_process_would(capfd):
+    with pytest.raises(OSError, match="File name too long"), workers.working(COUNT, functools.partial(open, "a" * 999)):
+        raise AssertionError
+    assert capfd.readouterr().err == ""
 
 
 def test_what_cannot_be_made_is_told_before_there_is_anything_to_answer():
