@@ -26,7 +26,7 @@ import numpy as np
 
 PAUSE = 0.5  # seconds before a run: threads of another engine that wait for work by spinning have given up then
 V, SENTENCES, SOURCE, NEW, BEAM = 16_000, 32, 20, 32, 4
-THREADS = os.cpu_count() or 1
+THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 Engine = dict[int, Callable[[], int]]  # number of beams (1: greedy) -> decodes its sentences, returns how many tokens
 
 

@@ -156,8 +156,14 @@ def translate(arguments: Sequence[str]) -> int:
     chosen = {**request.model, **request.decode}
     make = functools.partial(translate.line_translator, request.workdir, request.lines, **chosen)
     # Loaded before it waits for useless input.
-    with workers.working(request.workers, make) if request.workers > 1 else contextlib.nullcontext(make()) as answer:
-        split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **answer.asked()})
+    try:
+        with (
+            workers.working(request.workers, make) if request.workers > 1 else contextlib.nullcontext(make()) as answer
+        ):
+            split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **answer.asked()})
+    except workers.Ended as error:
+        complain(str(error))
+        return 1
     if split:
         told = "lines that were too long for the model and translated in segments"
         print(f"note: {told}: {split:,}", file=sys.stderr)

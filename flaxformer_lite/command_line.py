@@ -22,6 +22,8 @@ from flaxformer_lite.data.text_files import UNREADABLE, open_bytes, why_unreadab
 from flaxformer_lite.places import behind_links, in_bucket, is_stream, why_unwritable, write_whole
 
 PACKAGE = Path(__file__).parent
+# Errors of a path that a user named, which need no traceback.
+OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def fail(message: str) -> NoReturn:
@@ -249,10 +251,6 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
         raise ValueError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error
     lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
     return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
-
-
-# Errors of a path that a user named, which need no traceback.
-OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def is_about_input(error: ValueError | OSError) -> bool:

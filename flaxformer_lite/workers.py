@@ -38,6 +38,10 @@ def take_share(number: int, count: int) -> None:
     jax.config.update("jax_num_cpu_devices", 1)
 
 
+class Ended(RuntimeError):
+    """A worker has ended that was not to; if it could, it has printed why."""
+
+
 class Workers:
     """Processes that answer a window together, line for line as one would."""
 
@@ -77,8 +81,9 @@ class Workers:
             return self._pipes[number].recv()
         except (EOFError, OSError):
             self._processes[number].join(10)
-            code = self._processes[number].exitcode
-            raise RuntimeError(f"worker {number} of {len(self._pipes)} has ended with exit code {code}.") from None
+            code, which = self._processes[number].exitcode, f"worker {number} of {len(self._pipes)}"
+            advice = "what it printed says why; if nothing, it was killed, as for want of memory: have fewer workers"
+            raise Ended(f"{which} has ended with exit code {code}; {advice}.") from None
 
 
 @contextlib.contextmanager
@@ -90,6 +95,7 @@ def working(count: int, make: Callable[[], Answering]) -> Iterator[Workers]:
 
     Raises:
       ValueError: there are not so many cores; or as `make`.
+      Ended: a worker has.
     """
     if not runtime.computes_on_cpu():
         raise ValueError("--workers: goes with a CPU, and JAX finds more here; leave it out, or set JAX_PLATFORMS=cpu.")
