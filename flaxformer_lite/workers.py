@@ -22,17 +22,12 @@ from flaxformer_lite.data.line_windows import Window
 from flaxformer_lite.line_job import Answer, Answering
 
 
-def cores() -> list[int]:
-    """The numbers of those that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
 def take_share(number: int, count: int) -> None:
     """Keeps this process, which is `number` of `count`, to its share of the cores, and JAX to one device.
 
     JAX must not have looked for devices yet. Where the system keeps no process to cores, it has all of them.
     """
-    every = cores()
+    every = runtime.cores()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, every[number * len(every) // count : (number + 1) * len(every) // count])
     jax.config.update("jax_num_cpu_devices", 1)
@@ -99,8 +94,8 @@ def working(count: int, make: Callable[[], Answering]) -> Iterator[Workers]:
     """
     if not runtime.computes_on_cpu():
         raise ValueError("--workers: goes with a CPU, and JAX finds more here; leave it out, or set JAX_PLATFORMS=cpu.")
-    if not 1 <= count <= len(cores()):
-        raise ValueError(f"--workers: expected 1 to {len(cores())}, the cores that there are, got {count}; lower it.")
+    if not 1 <= count <= (most := len(runtime.cores())):
+        raise ValueError(f"--workers: expected 1 to {most}, the cores that there are, got {count}; lower it.")
     context, pipes, processes = multiprocessing.get_context("spawn"), [], []
     try:
         for number in range(count):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.model.dense import TURNED, Dense, turned
+from flaxformer_lite.model.dense import CONVOLVED, TURNED, Dense, convolved, turned
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 
@@ -35,13 +35,17 @@ def test_it_is_its_formula_over_one_axis_and_over_two(inputs, features, use_bias
 
 @pytest.mark.parametrize("use_bias", [True, False])
 @pytest.mark.parametrize(("inputs", "features"), [(IN, (17,)), (IN, OUT), (OUT, IN)], ids=["plain", "split", "join"])
-def test_a_turned_kernel_is_what_is_computed_with_and_gives_the_same(inputs, features, use_bias):
+@pytest.mark.parametrize("collection", [TURNED, CONVOLVED])
+def test_a_kernel_of_another_collection_is_what_is_computed_with_and_gives_the_same(
+    collection, inputs, features, use_bias
+):
     x = draw(0, *ROWS, *inputs)
     dense = Dense(dataclasses.replace(CONFIG, use_bias=use_bias), features, axes=len(inputs))
     params = {"kernel": draw(1, *inputs, *features)} | ({"bias": draw(2, *features)} if use_bias else {})
     others = {**params, "kernel": draw(3, *inputs, *features)}
-    order = [*range(len(inputs), len(inputs + features)), *range(len(inputs))]
-    given = {"params": others, TURNED: {"kernel": params["kernel"].transpose(order)}}
+    axes = [*range(len(inputs + features))]
+    order = axes[len(inputs) :] + axes[: len(inputs)] if collection == TURNED else axes
+    given = {"params": others, collection: {"kernel": params["kernel"].transpose(order)}}
     np.testing.assert_allclose(dense.apply(given, x), dense.apply({"params": params}, x), atol=1e-5)
 
 
@@ -67,6 +71,26 @@ def test_what_is_turned_are_the_kernels_of_a_step_of_the_decoder(architecture):
     assert jax.tree.map(np.shape, turned(params)) == expected
     ensemble = {"members_0": params, "members_1": params}
     assert jax.tree.map(np.shape, turned(ensemble)) == {"members_0": expected, "members_1": expected}
+
+
+def test_a_product_by_convolution_is_left_to_another_library():
+    dense, x = Dense(CONFIG, (512,)), draw(0, 64, 512)
+    params = dense.init(jax.random.key(0), x)["params"]
+
+    def compiled(variables):
+        return jax.jit(dense.apply).lower(variables, x).compile().as_text()
+
+    if "__ynn_fusion" not in compiled({"params": params}):
+        pytest.skip("XLA leaves no product to YNNPACK here")
+    program = compiled({"params": params, CONVOLVED: convolved(params)})
+    assert "__ynn_fusion" not in program and " dot(" in program and "convolution(" not in program
+
+
+def test_what_is_convolved_are_all_kernels_as_they_are():
+    kernel, table = np.ones((2, 3)), np.ones((5, 2))
+    params = {"encoder": {"inner": {"kernel": kernel, "bias": np.ones(3)}, "norm": {"scale": np.ones(2)}}}
+    told = convolved({"embedding": {"embedding": table}, **params})
+    assert told["encoder"]["inner"]["kernel"] is kernel and told == {"encoder": {"inner": {"kernel": kernel}}}
 
 
 def test_its_matrix_starts_as_wide_as_all_inputs_and_all_outputs_ask_for():

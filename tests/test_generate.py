@@ -18,7 +18,7 @@ from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding import generate
 from flaxformer_lite.decoding.decoder import Decoder, padded_length, room_for, rows_for
 from flaxformer_lite.decoding.generate import best, constrain, continuation, make_pick, rooms, translation
-from flaxformer_lite.model.dense import TURNED
+from flaxformer_lite.model.dense import CONVOLVED, TURNED
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import parallel
 from flaxformer_lite.training.step import param_shapes
@@ -160,6 +160,17 @@ def test_many_rows_and_few_which_have_turned_kernels_give_the_same_tokens(model,
     assert decoded_with(decoder, params) == expected
 
 
+@pytest.mark.parametrize(("few", "collection"), [(4, CONVOLVED), (5, TURNED)])
+def test_one_thread_with_more_rows_than_few_and_with_few_gives_the_same_tokens(
+    model, params, expected, few, collection, monkeypatch
+):
+    monkeypatch.setattr("flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread", lambda: True)
+    monkeypatch.setattr("flaxformer_lite.decoding.decoder.FEW_IN_ONE_THREAD", few)
+    decoder = Decoder(model, GREEDY, rows=5)
+    assert set(decoder._variables(params, 5)) == {"params", collection}
+    assert decoded_with(decoder, params) == expected
+
+
 def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_others(model, params):
     params = jax.tree.map(jnp.asarray, params)
     tripled = jax.tree_util.tree_map_with_path(
@@ -240,6 +251,25 @@ def test_kernels_are_turned_for_few_rows_of_a_device_alone(model, params, config
     assert (TURNED in Decoder(model, config)._variables(params, rows)) == turns
     split = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
     assert (TURNED in Decoder(model, config, sharding=(split,) * 3)._variables(params, 2 * rows)) == turns
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "rows", "collections"),
+    [
+        ({}, "float32", 32, {TURNED}),
+        ({}, "float32", 33, {CONVOLVED}),
+        ({"method": "beam", "beam_size": 4}, "float32", 8, {TURNED}),
+        ({"method": "beam", "beam_size": 4}, "float32", 9, {CONVOLVED}),
+        ({}, "bfloat16", 33, {TURNED}),
+        ({}, "bfloat16", 129, set()),
+    ],
+)
+def test_one_thread_computes_more_rows_than_few_by_convolutions_in_float32(
+    params, changes, dtype, rows, collections, monkeypatch
+):
+    monkeypatch.setattr("flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread", lambda: True)
+    decoder = Decoder(build_model(dataclasses.replace(CONFIG, dtype=dtype)), dataclasses.replace(GREEDY, **changes))
+    assert set(decoder._variables(params, rows)) == {"params"} | collections
 
 
 def test_a_batch_compiles_once_for_its_padded_length_and_the_caller_may_breathe_between_batches(model, params):

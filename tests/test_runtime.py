@@ -146,6 +146,33 @@ def test_the_devices_of_a_cpu_are_as_many_as_jax_makes_by_either_switch(switches
     assert told.split() == [str(count)] * 2
 
 
+COUNT_THREADS = """
+import os
+import sys
+
+from flaxformer_lite import runtime
+
+os.sched_setaffinity(0, runtime.cores()[: int(sys.argv[1])])
+print(len(runtime.cores()), runtime.computes_in_one_thread())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system keeps no process to cores")
+@pytest.mark.parametrize(
+    ("cores", "devices", "one_thread"),
+    [
+        (1, 1, True),
+        (1, 2, False),
+        pytest.param(2, 1, False, marks=pytest.mark.skipif(len(runtime.cores()) < 2, reason="there is one core")),
+    ],
+)
+def test_one_device_with_one_core_computes_in_one_thread(cores, devices, one_thread):
+    words = [sys.executable, "-c", COUNT_THREADS, str(cores)]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    told = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    assert told.split() == [str(cores), str(one_thread)]
+
+
 @pytest.mark.parametrize(("platforms", "only_cpu"), [("cpu", True), ("cuda,cpu", False), ("tpu", False)])
 def test_what_jax_is_told_to_compute_on_says_whether_it_is_a_cpu_alone(monkeypatch, platforms, only_cpu):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)

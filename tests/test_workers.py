@@ -17,7 +17,7 @@ from flaxformer_lite.line_job import Answer
 
 COUNT = 2
 LINES = [f"line {i}" for i in range(7)]
-pytestmark = pytest.mark.skipif(len(workers.cores()) < COUNT, reason="there is one core, and so one worker")
+pytestmark = pytest.mark.skipif(len(runtime.cores()) < COUNT, reason="there is one core, and so one worker")
 
 
 class Numbering:
@@ -36,10 +36,10 @@ class Numbering:
                 os._exit(7)
         time.sleep(600 if self._sleep else 0)
         texts = zip(window.numbers, window.lines, strict=True)
-        return Answer([f"{n}|{line}|{workers.cores()}|{jax.device_count()}" for n, line in texts], len(window.lines))
+        return Answer([f"{n}|{line}|{runtime.cores()}|{jax.device_count()}" for n, line in texts], len(window.lines))
 
     def asked(self):
-        return {"cores": workers.cores()}
+        return {"cores": runtime.cores()}
 
 
 def working(**options):
@@ -47,7 +47,7 @@ def working(**options):
 
 
 def test_lines_are_answered_in_their_order_by_workers_with_a_share_of_the_cores_and_one_device_each():
-    every = workers.cores()
+    every = runtime.cores()
     shares = [every[: len(every) // COUNT], every[len(every) // COUNT :]]
     with working() as answer:
         assert answer.asked() == {"cores": shares[0]}
@@ -58,7 +58,7 @@ def test_lines_are_answered_in_their_order_by_workers_with_a_share_of_the_cores_
             border = len(lines) // COUNT
             assert [row[2:] for row in rows] == [[str(shares[i >= border]), "1"] for i in range(len(lines))]
             assert split == len(lines)
-    assert workers.cores() == every and not multiprocessing.active_children()
+    assert runtime.cores() == every and not multiprocessing.active_children()
 
 
 def test_of_several_lines_that_are_refused_the_first_is_told_as_one_process_would():
@@ -115,7 +115,7 @@ def test_what_cannot_be_made_is_told_before_there_is_anything_to_answer():
 
 
 def test_more_workers_than_cores_are_refused_and_any_where_there_is_more_than_a_cpu(monkeypatch):
-    count = len(workers.cores())
+    count = len(runtime.cores())
     with pytest.raises(ValueError, match=rf"^--workers: expected 1 to {count}, the cores that there are, got 1009;"):
         workers.working(1009, Numbering).__enter__()
     monkeypatch.setattr(runtime, "computes_on_cpu", lambda: False)

@@ -12,14 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from flaxformer_lite import runtime
 from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
 from flaxformer_lite.decoding.parameters import laid_out
-from flaxformer_lite.model.dense import TURNED, turned
+from flaxformer_lite.model.dense import CONVOLVED, TURNED, convolved, turned
 
-FEW = 128  # rows of a device, each hypothesis counted, up to which a CPU is faster with transposed kernels
+# Rows of a device, each hypothesis counted, up to which a CPU is faster with transposed kernels. In one thread it is
+# faster with convolutions for all that are more.
+FEW, FEW_IN_ONE_THREAD = 128, 32
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -198,12 +201,14 @@ class Decoder:
     def _variables(self, params: dict, rows: int) -> dict:
         """The model's collections for batches of so many rows; for few on a CPU, copies that it reads sooner.
 
-        They are made once, and kept as long as the parameters are. Arrays of NumPy are taken as they are, and their
-        kernels are transposed anew for each batch.
+        The copies are made once, and kept as long as the parameters are. Arrays of NumPy are taken as they are, and
+        their kernels are transposed anew for each batch.
         """
         rows = self._rows_of_device(rows) * (self._config.beam_size if self._config.method == "beam" else 1)
-        if self._config.method == "mask_predict" or rows > FEW or jax.default_backend() != "cpu":
-            return {"params": params}
+        one_thread = self._model.config.dtype == "float32" and runtime.computes_in_one_thread()
+        few = self._config.method != "mask_predict" and rows <= (FEW_IN_ONE_THREAD if one_thread else FEW)
+        if jax.default_backend() != "cpu" or not few:
+            return {"params": params} | ({CONVOLVED: convolved(params)} if one_thread else {})
         arrays = jax.tree.leaves(params)
         if not all(isinstance(array, jax.Array) for array in arrays):  # one of NumPy can change in place
             return {"params": params, TURNED: jax.jit(turned)(params)}

@@ -9,7 +9,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from flaxformer_lite.config import ModelConfig
 
-TURNED = "turned"  # a collection of variables beside "params": kernels (*features, *inputs), as `turned` makes them
+# Collections of variables beside "params": kernels, with which a CPU computes the same in another way.
+TURNED = "turned"  # (*features, *inputs), as `turned` makes them
+CONVOLVED = "convolved"  # (*inputs, *features), as they are
 ONCE = ("cross_attention", "key"), ("cross_attention", "value")  # not in each step: they map the encoder's output once
 INPUT_AXES = {"out": 2}  # of kernels by their names, where there is more than one: heads, and the size of each
 
@@ -17,7 +19,8 @@ INPUT_AXES = {"out": 2}  # of kernels by their names, where there is more than o
 class Dense(nn.Module):
     """x W + b, over the last `axes` axes of x, which become `features`; parameters float32, the product `dtype`.
 
-    Where TURNED has its kernel, W x + b is computed in its place: the same sums, but for rounding.
+    Where TURNED has its kernel, W x + b is computed in its place, and where CONVOLVED has it a convolution of width 1:
+    the same sums, but for rounding.
     """
 
     config: ModelConfig
@@ -31,9 +34,13 @@ class Dense(nn.Module):
         shape = x.shape[-self.axes :] + self.features
         kernel = self.param("kernel", _drawn, shape, self.axes)
         bias = self.param("bias", nn.initializers.zeros, self.features) if c.use_bias else None
+        x = x.astype(c.dtype)
         if self.has_variable(TURNED, "kernel"):
-            return self._by_rows(x.astype(c.dtype), self.get_variable(TURNED, "kernel").astype(c.dtype), bias)
-        y = jnp.tensordot(x.astype(c.dtype), kernel.astype(c.dtype), self.axes)
+            return self._by_rows(x, self.get_variable(TURNED, "kernel").astype(c.dtype), bias)
+        if self.has_variable(CONVOLVED, "kernel"):
+            y = _convolution(x, self.get_variable(CONVOLVED, "kernel").astype(c.dtype), self.axes)
+        else:
+            y = jnp.tensordot(x, kernel.astype(c.dtype), self.axes)
         return y if bias is None else add(y, bias)
 
     def _by_rows(self, x: jax.Array, turned_FI: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -49,10 +56,33 @@ class Dense(nn.Module):
         return y_FR.T.reshape(*rows, *self.features)
 
 
+def _convolution(x: jax.Array, kernel: jax.Array, axes: int) -> jax.Array:
+    """x W, as the convolution of one sequence, its rows, with a kernel of width 1.
+
+    XLA computes it as a product then, but decides by which library while it is a convolution: on a CPU that is Eigen,
+    where other products are YNNPACK's.
+    """
+    rows, features = x.shape[:-axes], kernel.shape[axes:]
+    x_1RI = x.reshape(1, math.prod(rows), math.prod(x.shape[-axes:]))
+    kernel_1IF = kernel.reshape(1, x_1RI.shape[2], math.prod(features))
+    order = ("NWC", "WIO", "NWC")
+    y_1RF = jax.lax.conv_general_dilated(x_1RI, kernel_1IF, (1,), "VALID", dimension_numbers=order)
+    return y_1RF.reshape(*rows, *features)
+
+
 def _drawn(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
     """Initial values (*inputs, *features), as of a matrix from all inputs to all features. Glorot 2010, equation 16."""
     matrix = nn.initializers.xavier_uniform()(key, (math.prod(shape[:axes]), math.prod(shape[axes:])))
     return matrix.reshape(shape)
+
+
+def convolved(params: dict) -> dict:
+    """The kernels among `params`, for the collection CONVOLVED.
+
+    In a process that computes in one thread, Eigen multiplies more than some 32 rows sooner than YNNPACK, and needs no
+    copies. With more threads it cuts each product up, and is slower.
+    """
+    return unflatten_dict({path: kernel for path, kernel in flatten_dict(params).items() if path[-1] == "kernel"})
 
 
 def turned(params: dict) -> dict:
@@ -61,7 +91,7 @@ def turned(params: dict) -> dict:
     On a CPU XLA packs the right one of two matrices anew for each product. With the few rows of a decoding step that
     takes a good part of the time, if it is the kernel; transposed, the kernel can be the left one.
     """
-    kernels = {path: kernel for path, kernel in flatten_dict(params).items() if path[-1] == "kernel"}
+    kernels = flatten_dict(convolved(params))
     of_step = {path: kernel for path, kernel in kernels.items() if "decoder" in path and path[-3:-1] not in ONCE}
 
     def turn(kernel: jax.Array, axes: int) -> jax.Array:
