@@ -57,13 +57,16 @@ def cpu_devices() -> int:
 
 
 def cores() -> list[int]:
-    """The numbers of those that this process may use."""
+    """The numbers of those that the calling thread may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def computes_in_one_thread() -> bool:
-    """Whether JAX has one device, a CPU, and one core for it: XLA then has one thread in the pool that shares work."""
-    return jax.default_backend() == "cpu" and jax.local_device_count() == 1 and len(cores()) == 1
+    """Whether JAX has one device, a CPU, and one core for it, as XLA's pool then has one thread.
+
+    So it has if there were no more cores when JAX started, and `NPROC` is not set.
+    """
+    return jax.default_backend() == "cpu" and jax.device_count() == 1 and len(cores()) == 1
 
 
 def keep_memory(devices: int) -> None:

@@ -171,6 +171,16 @@ def test_one_thread_with_more_rows_than_few_and_with_few_gives_the_same_tokens(
     assert decoded_with(decoder, params) == expected
 
 
+def test_cores_that_change_between_batches_of_one_shape_change_nothing(model, params, expected, monkeypatch):
+    monkeypatch.setattr("flaxformer_lite.decoding.decoder.FEW_IN_ONE_THREAD", 0)
+    decoder = Decoder(model, GREEDY, rows=5)
+    for alone in (True, False):
+        monkeypatch.setattr(
+            "flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread", lambda alone=alone: alone
+        )
+        assert decoded_with(decoder, params) == expected
+
+
 def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_others(model, params):
     params = jax.tree.map(jnp.asarray, params)
     tripled = jax.tree_util.tree_map_with_path(

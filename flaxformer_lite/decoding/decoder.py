@@ -84,6 +84,7 @@ class Decoder:
         self._gather = jax.jit(lambda written: written, out_shardings=self._output_sharding)
         self._translates = model.config.architecture == "encoder_decoder"
         self.max_length = model.config.max_length
+        self._convolves = model.config.dtype == "float32" and runtime.computes_in_one_thread()
         self._compile_with = compile_with
         self._compiled: dict[tuple, Callable] = {}
         self._kept: dict = {}  # the collections that `_variables` made
@@ -199,16 +200,16 @@ class Decoder:
         return jax.device_get(written)
 
     def _variables(self, params: dict, rows: int) -> dict:
-        """The model's collections for batches of so many rows; for few on a CPU, copies that it reads sooner.
+        """The model's collections for batches of so many rows.
 
-        The copies are made once, and kept as long as the parameters are. Arrays of NumPy are taken as they are, and
-        their kernels are transposed anew for each batch.
+        On a CPU that is for few rows copies that it reads sooner, and for more, in one thread, CONVOLVED, which copies
+        nothing. Copies are made once, and kept as long as the parameters are. Of arrays of NumPy the kernels are
+        transposed anew for each batch of few rows.
         """
         rows = self._rows_of_device(rows) * (self._config.beam_size if self._config.method == "beam" else 1)
-        one_thread = self._model.config.dtype == "float32" and runtime.computes_in_one_thread()
-        few = self._config.method != "mask_predict" and rows <= (FEW_IN_ONE_THREAD if one_thread else FEW)
+        few = self._config.method != "mask_predict" and rows <= (FEW_IN_ONE_THREAD if self._convolves else FEW)
         if jax.default_backend() != "cpu" or not few:
-            return {"params": params} | ({CONVOLVED: convolved(params)} if one_thread else {})
+            return {"params": params} | ({CONVOLVED: convolved(params)} if self._convolves else {})
         arrays = jax.tree.leaves(params)
         if not all(isinstance(array, jax.Array) for array in arrays):  # one of NumPy can change in place
             return {"params": params, TURNED: jax.jit(turned)(params)}
@@ -229,7 +230,7 @@ class Decoder:
     def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
         alone = self._each_device_alone(variables)
-        key = (alone, n, *(array.shape for array in batch))
+        key = (alone, n, *sorted(variables), *(array.shape for array in batch))
         if key not in self._compiled:
             make_task = functools.partial(translation if self._translates else continuation, self._model, self._config)
             longest = max(array.shape[1] for array in batch if array.ndim == 2)

@@ -38,7 +38,7 @@ class Dense(nn.Module):
         if self.has_variable(TURNED, "kernel"):
             return self._by_rows(x, self.get_variable(TURNED, "kernel").astype(c.dtype), bias)
         if self.has_variable(CONVOLVED, "kernel"):
-            y = _convolution(x, self.get_variable(CONVOLVED, "kernel").astype(c.dtype), self.axes)
+            y = _convolution(x, self.get_variable(CONVOLVED, "kernel").reshape(shape).astype(c.dtype), self.axes)
         else:
             y = jnp.tensordot(x, kernel.astype(c.dtype), self.axes)
         return y if bias is None else add(y, bias)
@@ -60,7 +60,7 @@ def _convolution(x: jax.Array, kernel: jax.Array, axes: int) -> jax.Array:
     """x W, as the convolution of one sequence, its rows, with a kernel of width 1.
 
     XLA computes it as a product then, but decides by which library while it is a convolution: on a CPU that is Eigen,
-    where other products are YNNPACK's.
+    where many other products are YNNPACK's.
     """
     rows, features = x.shape[:-axes], kernel.shape[axes:]
     x_1RI = x.reshape(1, math.prod(rows), math.prod(x.shape[-axes:]))
@@ -79,8 +79,8 @@ def _drawn(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
 def convolved(params: dict) -> dict:
     """The kernels among `params`, for the collection CONVOLVED.
 
-    In a process that computes in one thread, Eigen multiplies more than some 32 rows sooner than YNNPACK, and needs no
-    copies. With more threads it cuts each product up, and is slower.
+    Measured on an AMD machine: in one thread Eigen multiplies more than some 32 rows sooner than YNNPACK; in several,
+    later.
     """
     return unflatten_dict({path: kernel for path, kernel in flatten_dict(params).items() if path[-1] == "kernel"})
 
