@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.model.dense import CONVOLVED, TURNED, Dense, convolved, turned
+from flaxformer_lite.model.dense import CONVOLVED, TURNED, Dense, kernels, turned
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import param_shapes
 
@@ -49,6 +49,17 @@ def test_a_kernel_of_another_collection_is_what_is_computed_with_and_gives_the_s
     np.testing.assert_allclose(dense.apply(given, x), dense.apply({"params": params}, x), atol=1e-5)
 
 
+@pytest.mark.parametrize("collection", [TURNED, CONVOLVED])
+def test_a_kernel_of_another_collection_is_rounded_to_the_dtype_of_the_product(collection):
+    dense, x = Dense(dataclasses.replace(CONFIG, dtype="bfloat16"), (17,)), draw(0, *ROWS, *IN)
+    params = {"kernel": draw(1, *IN, 17), "bias": draw(2, 17)}
+    kernel = params["kernel"].T if collection == TURNED else params["kernel"]
+    y = dense.apply({"params": params, collection: {"kernel": kernel}}, x)
+    assert y.dtype == jnp.bfloat16
+    expected = dense.apply({"params": params}, x).astype(jnp.float32)
+    np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.05)
+
+
 def test_a_kernel_that_is_turned_another_way_is_refused():
     dense, x = Dense(CONFIG, OUT), draw(0, *ROWS, *IN)
     params = {"kernel": draw(1, *IN, *OUT), "bias": draw(2, *OUT)}
@@ -80,16 +91,16 @@ def test_a_product_by_convolution_is_left_to_another_library():
     def compiled(variables):
         return jax.jit(dense.apply).lower(variables, x).compile().as_text()
 
+    program = compiled({"params": params, CONVOLVED: kernels(params)})
+    assert " dot(" in program and "convolution(" not in program and "__ynn_fusion" not in program
     if "__ynn_fusion" not in compiled({"params": params}):
         pytest.skip("XLA leaves no product to YNNPACK here")
-    program = compiled({"params": params, CONVOLVED: convolved(params)})
-    assert "__ynn_fusion" not in program and " dot(" in program and "convolution(" not in program
 
 
 def test_what_is_convolved_are_all_kernels_as_they_are():
     kernel, table = np.ones((2, 3)), np.ones((5, 2))
     params = {"encoder": {"inner": {"kernel": kernel, "bias": np.ones(3)}, "norm": {"scale": np.ones(2)}}}
-    told = convolved({"embedding": {"embedding": table}, **params})
+    told = kernels({"embedding": {"embedding": table}, **params})
     assert told["encoder"]["inner"]["kernel"] is kernel and told == {"encoder": {"inner": {"kernel": kernel}}}
 
 

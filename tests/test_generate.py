@@ -3,7 +3,11 @@
 import dataclasses
 import functools
 import gc
+import json
+import os
 import re
+import subprocess
+import sys
 
 import flax
 import jax
@@ -173,12 +177,13 @@ def test_one_thread_with_more_rows_than_few_and_with_few_gives_the_same_tokens(
 
 def test_cores_that_change_between_batches_of_one_shape_change_nothing(model, params, expected, monkeypatch):
     monkeypatch.setattr("flaxformer_lite.decoding.decoder.FEW_IN_ONE_THREAD", 0)
+    asked = "flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread"
+    monkeypatch.setattr(asked, lambda: True)
     decoder = Decoder(model, GREEDY, rows=5)
-    for alone in (True, False):
-        monkeypatch.setattr(
-            "flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread", lambda alone=alone: alone
-        )
-        assert decoded_with(decoder, params) == expected
+    assert decoded_with(decoder, params) == expected
+    monkeypatch.setattr(asked, lambda: False)
+    assert decoded_with(decoder, params) == expected
+    assert set(decoder._variables(params, 5)) == {"params", CONVOLVED}
 
 
 def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_others(model, params):
@@ -267,6 +272,7 @@ def test_kernels_are_turned_for_few_rows_of_a_device_alone(model, params, config
     ("changes", "dtype", "rows", "collections"),
     [
         ({}, "float32", 32, {TURNED}),
+        ({"method": "mask_predict"}, "float32", 1, {CONVOLVED}),
         ({}, "float32", 33, {CONVOLVED}),
         ({"method": "beam", "beam_size": 4}, "float32", 8, {TURNED}),
         ({"method": "beam", "beam_size": 4}, "float32", 9, {CONVOLVED}),
@@ -278,8 +284,37 @@ def test_one_thread_computes_more_rows_than_few_by_convolutions_in_float32(
     params, changes, dtype, rows, collections, monkeypatch
 ):
     monkeypatch.setattr("flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread", lambda: True)
-    decoder = Decoder(build_model(dataclasses.replace(CONFIG, dtype=dtype)), dataclasses.replace(GREEDY, **changes))
+    config = dataclasses.replace(GREEDY, **changes)
+    kind = "masked" if config.method == "mask_predict" else "causal"
+    decoder = Decoder(build_model(dataclasses.replace(CONFIG, dtype=dtype, decoder=kind)), config)
     assert set(decoder._variables(params, rows)) == {"params"} | collections
+
+
+ON_ONE_CORE = """
+import json
+import os
+import sys
+
+from flaxformer_lite import runtime
+
+os.sched_setaffinity(0, runtime.cores()[:1])
+import jax
+import test_generate
+
+model = test_generate.build_model(test_generate.CONFIG)
+decoder = test_generate.Decoder(model, test_generate.GREEDY, rows=40)
+params, sources = test_generate.drawn(model), test_generate.SOURCES * 4
+print(json.dumps([sorted(decoder._variables(params, 40)), [ids.tolist() for ids in decoder(params, sources)]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system keeps no process to cores")
+def test_a_process_of_one_core_decodes_many_rows_by_convolutions_to_the_same_tokens(params, expected):
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", ON_ONE_CORE]
+    told = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    assert json.loads(told.splitlines()[-1]) == [[CONVOLVED, "params"], expected * 4]
 
 
 def test_a_batch_compiles_once_for_its_padded_length_and_the_caller_may_breathe_between_batches(model, params):

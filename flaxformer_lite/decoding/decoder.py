@@ -18,7 +18,7 @@ from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
 from flaxformer_lite.decoding.parameters import laid_out
-from flaxformer_lite.model.dense import CONVOLVED, TURNED, convolved, turned
+from flaxformer_lite.model.dense import CONVOLVED, TURNED, kernels, turned
 
 # Rows of a device, each hypothesis counted, up to which a CPU is faster with transposed kernels. In one thread it is
 # faster with convolutions for all that are more.
@@ -209,7 +209,7 @@ class Decoder:
         rows = self._rows_of_device(rows) * (self._config.beam_size if self._config.method == "beam" else 1)
         few = self._config.method != "mask_predict" and rows <= (FEW_IN_ONE_THREAD if self._convolves else FEW)
         if jax.default_backend() != "cpu" or not few:
-            return {"params": params} | ({CONVOLVED: convolved(params)} if self._convolves else {})
+            return {"params": params} | ({CONVOLVED: kernels(params)} if self._convolves else {})
         arrays = jax.tree.leaves(params)
         if not all(isinstance(array, jax.Array) for array in arrays):  # one of NumPy can change in place
             return {"params": params, TURNED: jax.jit(turned)(params)}

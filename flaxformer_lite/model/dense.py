@@ -11,7 +11,7 @@ from flaxformer_lite.config import ModelConfig
 
 # Collections of variables beside "params": kernels, with which a CPU computes the same in another way.
 TURNED = "turned"  # (*features, *inputs), as `turned` makes them
-CONVOLVED = "convolved"  # (*inputs, *features), as they are
+CONVOLVED = "convolved"  # (*inputs, *features), as `kernels` finds them
 ONCE = ("cross_attention", "key"), ("cross_attention", "value")  # not in each step: they map the encoder's output once
 INPUT_AXES = {"out": 2}  # of kernels by their names, where there is more than one: heads, and the size of each
 
@@ -76,8 +76,8 @@ def _drawn(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
     return matrix.reshape(shape)
 
 
-def convolved(params: dict) -> dict:
-    """The kernels among `params`, for the collection CONVOLVED.
+def kernels(params: dict) -> dict:
+    """Those among `params`, as they are, for the collection CONVOLVED.
 
     Measured on an AMD machine: in one thread Eigen multiplies more than some 32 rows sooner than YNNPACK; in several,
     later.
@@ -91,8 +91,8 @@ def turned(params: dict) -> dict:
     On a CPU XLA packs the right one of two matrices anew for each product. With the few rows of a decoding step that
     takes a good part of the time, if it is the kernel; transposed, the kernel can be the left one.
     """
-    kernels = flatten_dict(convolved(params))
-    of_step = {path: kernel for path, kernel in kernels.items() if "decoder" in path and path[-3:-1] not in ONCE}
+    every = flatten_dict(kernels(params))
+    of_step = {path: kernel for path, kernel in every.items() if "decoder" in path and path[-3:-1] not in ONCE}
 
     def turn(kernel: jax.Array, axes: int) -> jax.Array:
         return jnp.moveaxis(kernel, range(axes), range(-axes, 0))
