@@ -1,7 +1,6 @@
 """What a sweep shows: on a terminal a table that is drawn anew, in a log lines that stay."""
 
 import io
-import os
 import re
 
 import pytest
@@ -34,7 +33,8 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch):
     monkeypatch.setattr(board_lib, "SECONDS", 0.0)
-    monkeypatch.setattr(board_lib.shutil, "get_terminal_size", lambda: os.terminal_size((40, 10)))
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "10")
     return Terminal()
 
 
