@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.decoding.highest import log_sum_exp, top_k
+from flaxformer_lite.decoding import highest
+
+log_sum_exp, top_k = jax.jit(highest.log_sum_exp), jax.jit(highest.top_k, static_argnums=1, static_argnames="without")
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
