@@ -20,6 +20,8 @@ from flaxformer_lite.model.attention import (
 )
 from flaxformer_lite.model.masks import Pattern, Places
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 B, T, S, H, K = 2, 5, 7, 3, 11
 CONFIG = ModelConfig(d_model=13, num_heads=H, d_head=K, backend="reference")
 SOME_PLACES = Places.of(np.array([[7, 5, 6, 4, 3, 2, 0], [7, 5, 6, 2, 0, 0, 0]]))  # of S tokens, some padding

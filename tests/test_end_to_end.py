@@ -336,6 +336,7 @@ def test_translate_writes_several_translations_of_a_line_by_beam_search(finished
     assert [text.replace("\n", " ") for text in translator(lines, [prefix] * 3)] == best
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(runtime.cores()) < 2, reason="there is one core, and so one worker")
 def test_translate_writes_the_same_with_workers_that_share_the_lines(finished_run, command, tmp_path):
     lines = ["Monday, 3 June 2024", "", "12 kilometers", "3 days " * 99, "7:05 PM"]

@@ -79,9 +79,10 @@ def test_the_greedy_pick_is_the_likeliest_of_what_may_come(wanted, size):
     logits[:, [PAD, BOS, UNK]] = 99
     logits[0, 7], logits[1, EOS] = 20, 20
     ids_BT = jnp.array([[6, 7, 6, 0], [6, 7, 8, 0], [9, 9, 9, 0]])
-    tokens = make_pick(config, jnp.arange(3))(jnp.asarray(logits), ids_BT, jnp.int32(3)).tolist()
+    tokens = jax.jit(make_pick(config, jnp.arange(3)))(jnp.asarray(logits), ids_BT, jnp.int32(3)).tolist()
     assert (tokens[0] == 7) == ("no_repeat_ngram" not in wanted) and (tokens[1] == EOS) == ("min_length" not in wanted)
-    assert tokens == constrain(config, jnp.asarray(logits), ids_BT, jnp.int32(3)).argmax(axis=-1).tolist()
+    allowed = jax.jit(functools.partial(constrain, config))(jnp.asarray(logits), ids_BT, jnp.int32(3))
+    assert tokens == allowed.argmax(axis=-1).tolist()
 
 
 @pytest.fixture(scope="module")

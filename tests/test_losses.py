@@ -10,6 +10,8 @@ import pytest
 
 from flaxformer_lite.training.losses import LOGITS_AT_ONCE, cross_entropy, disagreement, parts_of, summed_over_parts
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 B, T, V = 3, 5, 7
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(B, T, V)).astype(np.float32) * 3

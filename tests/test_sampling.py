@@ -63,7 +63,7 @@ def test_the_greedy_choice_is_the_likeliest_token_that_may_come_and_of_equals_th
     ends = np.array([-np.inf, 49, -8, 98, 60], np.float32)
     allowed = logits.copy()
     allowed[:, never], allowed[:, end] = -np.inf, ends
-    tokens = greedy(jnp.asarray(logits.T), jnp.asarray(ends), end=end, never=never)
+    tokens = jax.jit(functools.partial(greedy, end=end, never=never))(jnp.asarray(logits.T), jnp.asarray(ends))
     assert tokens.tolist() == allowed.argmax(axis=1).tolist() and tokens.dtype == jnp.int32
 
 
