@@ -2,9 +2,8 @@
 
 Random weights, float32, 32 sentences of 20 source tokens, exactly 32 new tokens each, greedy and with a beam of 4. Each
 engine has processes of its own, set up as its users' are, and the engines take turns, so that whatever else the machine
-does meets all of them. Ours is measured on one CPU device, on two that share the sentences or the model (`tensor`), and
-in two processes, a core for each, that share the sentences, as `translate --workers=2` has them; CTranslate2 has a
-worker for each thread, with its share of the sentences, and Marian all threads.
+does meets all of them. Ours is measured on one CPU device, and on two that share the sentences or the model
+(`tensor`); CTranslate2 has a worker for each thread, with its share of the sentences, and Marian all threads.
 
     pip install -e '.[bench]' && python benchmarks/decode.py
     python benchmarks/decode.py --only=ours --devices=1
@@ -35,16 +34,11 @@ def sources() -> np.ndarray:
     return np.random.default_rng(0).integers(4, V - 1, size=(SENTENCES, SOURCE)).astype(np.int32)
 
 
-def ours(data: int, tensor: int, worker: tuple[int, int] | None = None) -> Engine:
-    """This package, on `data` groups of `tensor` CPU devices which share the model, begun as its commands are.
-
-    `worker`: number of this process, and how many share the sentences.
-    """
+def ours(data: int, tensor: int) -> Engine:
+    """This package, on `data` groups of `tensor` CPU devices which share the model, started as its commands are."""
     os.environ["JAX_NUM_CPU_DEVICES"] = str(data * tensor)
-    from flaxformer_lite import runtime, workers
+    from flaxformer_lite import runtime
 
-    if worker:
-        workers.take_share(*worker)
     runtime.start()
     import jax
 
@@ -53,8 +47,7 @@ def ours(data: int, tensor: int, worker: tuple[int, int] | None = None) -> Engin
     from flaxformer_lite.model.transformer import build_model
     from flaxformer_lite.training import parallel
 
-    number, count = worker or (0, 1)
-    model, ids = build_model(ModelConfig(vocab_size=V)), sources()[number::count]
+    model, ids = build_model(ModelConfig(vocab_size=V)), sources()
     mesh = parallel.make_mesh(data, tensor=tensor)
     init = lambda: model.init(jax.random.key(0), ids[:1], ids[:1])["params"]  # noqa: E731
     params = parallel.MeshMode(mesh).make_state(init)
@@ -148,35 +141,33 @@ def serve(make: Callable[[], Engine], pipe: Connection) -> None:
 
 
 @contextlib.contextmanager
-def running(makes: dict[str, list[Callable[[], Engine]]]) -> Iterator[dict[str, list[Connection]]]:
-    """The pipes to the processes of each engine, which are made one after the other, and end where the pipes close."""
-    context, pipes, processes = multiprocessing.get_context("spawn"), {name: [] for name in makes}, []
+def running(makes: dict[str, Callable[[], Engine]]) -> Iterator[dict[str, Connection]]:
+    """The pipes to the process of each engine, which are started one after the other, and end where the pipes close."""
+    context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
     try:
-        for name, make in [(name, make) for name, several in makes.items() for make in several]:
-            pipe, theirs = context.Pipe()
-            pipes[name].append(pipe)
+        for name, make in makes.items():
+            pipes[name], theirs = context.Pipe()
             processes.append(context.Process(target=serve, args=(make, theirs), daemon=True))
             processes[-1].start()
             theirs.close()
-            pipe.recv()
+            pipes[name].recv()
         yield pipes
     finally:
-        for pipe in [pipe for several in pipes.values() for pipe in several]:
+        for pipe in pipes.values():
             pipe.close()
         for process in processes:
             process.join()
 
 
-def measure(pipes: dict[str, list[Connection]], repeats: int) -> dict[tuple[str, int], list[float]]:
+def measure(pipes: dict[str, Connection], repeats: int) -> dict[tuple[str, int], list[float]]:
     """Seconds of each run, by engine and number of beams: in turn, after one run each that is not counted."""
     seconds = {(name, beams): [] for beams in (1, BEAM) for name in pipes}
     for repeat in range(repeats + 1):
         for (name, beams), times in seconds.items():
             time.sleep(PAUSE)
             started = time.perf_counter()
-            for pipe in pipes[name]:
-                pipe.send(beams)
-            tokens = sum(pipe.recv() for pipe in pipes[name])
+            pipes[name].send(beams)
+            tokens = pipes[name].recv()
             taken = time.perf_counter() - started
             if tokens != SENTENCES * NEW:
                 raise RuntimeError(f"{name}, {beams} beams: {tokens} tokens, expected {SENTENCES * NEW}")
@@ -190,18 +181,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7, help="timed runs of each")
     parser.add_argument("--only", choices=["ours"], help="this one alone")
-    parser.add_argument("--devices", type=int, default=2, help="CPU devices, or workers, of ours")
+    parser.add_argument("--devices", type=int, default=2, help="CPU devices of ours")
     arguments = parser.parse_args()
     many, partial = arguments.devices, functools.partial
-    makes = {"ours": [partial(ours, 1, 1)]}
+    makes = {"ours": partial(ours, 1, 1)}
     if many > 1:
-        makes |= {f"ours, {many} devices": [partial(ours, many, 1)]}
-        makes |= {f"ours, {many} devices, tensor": [partial(ours, 1, many)]}
-    if 1 < many <= THREADS:  # a worker has a core
-        makes |= {f"ours, {many} workers": [partial(ours, 1, 1, (number, many)) for number in range(many)]}
+        makes |= {f"ours, {many} devices": partial(ours, many, 1)}
+        makes |= {f"ours, {many} devices, tensor": partial(ours, 1, many)}
     with tempfile.TemporaryDirectory() as folder:
         if arguments.only is None:
-            makes |= {"Marian": [partial(marian, Path(folder))], "CTranslate2": [partial(ctranslate2, Path(folder))]}
+            makes |= {"Marian": partial(marian, Path(folder)), "CTranslate2": partial(ctranslate2, Path(folder))}
         with running(makes) as pipes:
             seconds = measure(pipes, arguments.repeats)
     print("| beams | engine | seconds: median (spread) | tokens a second | times Marian |")

@@ -1,7 +1,5 @@
 """`python -m flaxformer_lite COMMAND --workdir=W ...`, also installed as `flaxformer-lite`."""
 
-import contextlib
-import functools
 import os
 import sys
 import traceback
@@ -151,19 +149,11 @@ def translate(arguments: Sequence[str]) -> int:
     from flaxformer_lite import runtime
 
     runtime.start()
-    from flaxformer_lite import line_job, translate, workers
+    from flaxformer_lite import line_job, translate
 
-    chosen = {**request.model, **request.decode}
-    make = functools.partial(translate.line_translator, request.workdir, request.lines, **chosen)
-    # Loaded before it waits for useless input.
-    try:
-        with (
-            workers.working(request.workers, make) if request.workers > 1 else contextlib.nullcontext(make()) as answer
-        ):
-            split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **answer.asked()})
-    except workers.Ended as error:
-        complain(str(error))
-        return 1
+    translator = translate.load(request.workdir, **request.model, **request.decode)  # before it waits for input
+    answer = translate.LineTranslator(translator, **request.lines)
+    split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **translator.run.asked()})
     if split:
         told = "lines that were too long for the model and translated in segments"
         print(f"note: {told}: {split:,}", file=sys.stderr)

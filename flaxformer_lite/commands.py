@@ -64,7 +64,6 @@ class TranslateRequest(NamedTuple):
     lines: dict[str, object]  # `prefix`, `n_best` and `long`: what becomes of each line
     decode: dict[str, object]  # fields of DecodeConfig that were given
     model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they were given
-    workers: int  # processes that share the lines
 
     @property
     def asked(self) -> dict[str, object]:
@@ -242,20 +241,18 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         )
         long = "a line that is too long for the model is refused, or split: translated in segments"
         flags.DEFINE_enum("long", "refuse", ["refuse", "split"], long, flag_values=values)
-        workers = "processes that share the lines, each with a share of this CPU's cores and a model of its own"
-        flags.DEFINE_integer("workers", 1, workers, lower_bound=1, flag_values=values)
+        flags.DEFINE_string("workers", None, "removed: several CPU devices share the lines", flag_values=values)
         define_decode(values)
         define_model(values)
         define_together(values)
 
-    usage = "usage: translate --workdir=W [--input=F] [--output=F] [--workers=N] [--long=split] [--method=beam ...]"
+    usage = "usage: translate --workdir=W [--input=F] [--output=F] [--long=split] [--method=beam ...]"
     values = command_line.parse(arguments, define, usage=usage)
     _check_utf8("--prefix", values.prefix or "")
-    if values.workers > 1 and values.tensor is not None:
-        raise ValueError("--tensor: goes with devices of one process; leave it out, or --workers.")
+    if values.workers is not None:
+        raise ValueError("--workers: removed; set JAX_NUM_CPU_DEVICES=2 instead, so that two devices share the lines.")
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
-    chosen = decode_given(values), model_given(values), values.workers
-    return TranslateRequest(_required_workdir(values), _job(values), lines, *chosen)
+    return TranslateRequest(_required_workdir(values), _job(values), lines, decode_given(values), model_given(values))
 
 
 def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:

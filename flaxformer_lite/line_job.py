@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import tqdm
 
@@ -44,18 +44,6 @@ class Answer(NamedTuple):
 
     lines: list[str]
     split: int = 0
-
-
-class Answering(Protocol):
-    """What answers the windows of a job."""
-
-    def __call__(self, window: Window) -> Answer:
-        """The answers to its lines."""
-        ...
-
-    def asked(self) -> Mapping[str, Any]:
-        """What they depend on beside the input; see `run`."""
-        ...
 
 
 def run(job: LineJob, answer: Callable[[Window], Answer], *, asked: Callable[[], Mapping[str, Any]]) -> int:

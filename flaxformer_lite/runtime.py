@@ -56,19 +56,6 @@ def cpu_devices() -> int:
     return int(forced[-1]) if forced else 1
 
 
-def cores() -> list[int]:
-    """The numbers of those that the calling thread may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def computes_in_one_thread() -> bool:
-    """Whether JAX has one device, a CPU, and one core for it, as XLA's pool then has one thread.
-
-    So it has if there were no more cores when JAX started, and `NPROC` is not set.
-    """
-    return jax.default_backend() == "cpu" and jax.device_count() == 1 and len(cores()) == 1
-
-
 def keep_memory(devices: int) -> None:
     """Has the C library keep what is freed for what is asked for next; does nothing where it is not glibc.
 

@@ -9,7 +9,7 @@ long for the model, are for `translator.stream(texts, long="split")`.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -131,10 +131,6 @@ class LineTranslator:
         lines = [segments.join(list(itertools.islice(texts, len(line))), line) for line in parts]
         return Answer(lines, sum(len(line) > 1 for line in parts))
 
-    def asked(self) -> dict[str, object]:
-        """What the answers depend on; see `line_job.run`."""
-        return self._run.asked()
-
     def _several(self, window: Window) -> list[str]:
         sources = self._encode(window.lines, window.name, window.numbers)
         prefixes = None if self._prefix is None else [self._prefix] * len(sources)
@@ -176,8 +172,3 @@ def load(
     chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
     run = trained.load(workdir, command="translate", architecture="encoder_decoder", **chosen)
     return Translator(trained.with_decode(run, decode))
-
-
-def line_translator(workdir: str | Path, lines: Mapping[str, object], **chosen: object) -> LineTranslator:
-    """A run, loaded as `load` does with `chosen`, to answer the lines of a job; `lines`: as `LineTranslator` takes."""
-    return LineTranslator(load(workdir, **chosen), **lines)

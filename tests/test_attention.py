@@ -288,65 +288,31 @@ def test_writing_to_the_cache_changes_one_position_and_not_the_old_cache(index):
     old = draw(0, B, S, H, K), draw(1, B, S, H, K)
     new = draw(2, B, 1, H, K), draw(3, B, 1, H, K)
     written = KVCache.of(*old).write(KVCache.of(*new), jnp.int32(index))
-    [piece] = written.projected()
-    for before, added, after in zip(old, new, piece, strict=True):
+    for before, added, after in zip(old, new, written.projected(), strict=True):
         expected = before.copy()
         assert (expected[:, index] != added[:, 0]).any()
         expected[:, index] = added[:, 0]
         np.testing.assert_array_equal(after, expected)
 
 
-def test_an_empty_cache_is_zeros_and_keeps_its_type_when_it_is_written_to_or_grows():
+def test_an_empty_cache_is_zeros_and_keeps_its_type_when_it_is_written_to_or_extended():
     cache = KVCache.empty((B, S, H, K), jnp.bfloat16)
     assert cache.entries == S
     assert (cache.key_BGKS.shape, cache.value_BGSK.shape) == ((B, H, K, S), (B, H, S, K))
     assert not cache.key_BGKS.any() and not cache.value_BGSK.any()
     written = cache.write(KVCache.of(draw(0, B, 1, H, K), draw(1, B, 1, H, K)), jnp.int32(3))
-    for changed in (written, written.with_room(S + 2)):
+    for changed in (written, written.extended(S + 2)):
         assert changed.key_BGKS.dtype == changed.value_BGSK.dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("room", [S - 2, S, S + 3])
-def test_a_cache_with_other_room_keeps_its_entries_or_the_first_of_them_and_the_rest_is_zeros(room):
+@pytest.mark.parametrize("entries", [S, S + 3])
+def test_an_extended_cache_has_zeros_after_its_entries(entries):
     parts = draw(0, B, S, H, K), draw(1, B, S, H, K)
-    resized = KVCache.of(*parts).with_room(room)
-    assert resized.entries == room
-    for before, *after in zip(parts, *resized.projected(), strict=True):
-        after = np.concatenate(after, axis=1)
-        np.testing.assert_array_equal(after[:, :S], before[:, :room])
-        assert not after[:, S:].any()
-
-
-def test_a_cache_that_has_grown_twice_writes_to_its_last_piece_and_lost_nothing():
-    W, rooms = 2, (4, 10, 16)  # entries
-    parts = draw(0, B, rooms[-1], H, K), draw(1, B, rooms[-1], H, K)
-    cache, index = KVCache.empty((B, rooms[0], H, K), jnp.float32), 0
-    for room in rooms:
-        cache = cache.with_room(room)
-        while (index + 1) * W <= room:
-            new = KVCache.of(*(part[:, index * W : (index + 1) * W] for part in parts))
-            cache, index = cache.write(new, jnp.int32(index)), index + 1
-    pieces = cache.projected()
-    assert [keys.shape[1] for keys, _ in pieces] == [4, 6, 6]
-    for part, *written in zip(parts, *pieces, strict=True):
-        np.testing.assert_array_equal(np.concatenate(written, axis=1), part)
-    for room, sizes in ((12, [4, 6, 2]), (10, [4, 6]), (3, [3])):
-        shrunk = cache.with_room(room)
-        assert shrunk.entries == room and [keys.shape[1] for keys, _ in shrunk.projected()] == sizes
-
-
-@pytest.mark.parametrize("attention", CHOICES["model.attention"])
-@pytest.mark.parametrize("num_kv_heads", [None, 2])
-def test_attending_to_a_cache_in_pieces_is_attending_to_it_in_one(attention, num_kv_heads):
-    config = dataclasses.replace(CONFIG, attention=attention, num_heads=6, num_kv_heads=num_kv_heads)
-    params, x, memory, _ = drawn(config)
-    module = MultiHeadAttention(config)
-    [(key_BSGK, value_BSGK)] = module.apply({"params": params}, memory, PATTERN.key, method="keys_values").projected()
-    whole, *parts = (KVCache.of(key_BSGK[:, part], value_BSGK[:, part]) for part in (slice(S), slice(3), slice(3, S)))
-    grown = parts[1].replace(before=parts[0])
-    assert len(grown.projected()) == 2 and grown.entries == S
-    attended = [module.apply({"params": params}, x, cache, PATTERN, method="attend") for cache in (whole, grown)]
-    np.testing.assert_allclose(*attended, atol=1e-6)
+    extended = KVCache.of(*parts).extended(entries)
+    assert extended.entries == entries
+    for before, after in zip(parts, extended.projected(), strict=True):
+        np.testing.assert_array_equal(after[:, :S], before)
+        assert after.shape == (B, entries, H, K) and not after[:, S:].any()
 
 
 def test_attending_with_keys_and_values_from_the_cache_is_attending_to_the_memory():

@@ -154,16 +154,15 @@ def test_translating_and_classifying_read_and_write_files_or_the_standard_stream
 
 def test_translating_takes_a_prefix_and_a_number_of_translations_and_is_as_the_run_has_it_unless_told():
     own = {"prefix": None, "n_best": None, "long": "refuse"}
-    assert parse_translate(["--workdir=w"])[2:] == (own, {}, {}, 1)
+    assert parse_translate(["--workdir=w"])[2:] == (own, {}, {})
     request = parse_translate(["--workdir=w", "--prefix=a b", "--n_best=3", "--method=beam", "--alpha=1"])
-    assert request[2:] == (own | {"prefix": "a b", "n_best": 3}, {"method": "beam", "alpha": 1.0}, {}, 1)
+    assert request[2:] == (own | {"prefix": "a b", "n_best": 3}, {"method": "beam", "alpha": 1.0}, {})
     assert request.asked == {
         "command": "translate", "--window": WINDOW, "--prefix": "a b", "--n_best": 3, "--long": "refuse"
     }  # fmt: skip
     assert parse_translate(["--workdir=w", "--long=split"]).lines == own | {"long": "split"}
-    assert parse_translate(["--workdir=w", "--workers=3"]).workers == 3
-    with pytest.raises(ValueError, match=r"^--tensor: goes with devices of one process; leave it out, or --workers"):
-        parse_translate(["--workdir=w", "--workers=2", "--tensor=2"])
+    with pytest.raises(ValueError, match=r"^--workers: removed; set JAX_NUM_CPU_DEVICES=2 instead"):
+        parse_translate(["--workdir=w", "--workers=2"])
 
 
 def test_generating_writes_one_text_of_nothing_as_the_run_would_unless_told():
@@ -188,10 +187,7 @@ def test_what_writes_takes_every_field_of_decoding_by_its_name_and_type(parser):
     ("parser", "flag"),
     [
         *((parse_generate, flag) for flag in ("--count=0", "--count=-1", "--count=two")),
-        *(
-            (parse_translate, flag)
-            for flag in ("--n_best=0", "--n_best=-1", "--n_best=two", "--long=cut", "--workers=0")
-        ),
+        *((parse_translate, flag) for flag in ("--n_best=0", "--n_best=-1", "--n_best=two", "--long=cut")),
         *((parser, "--window=0") for parser in (parse_translate, parse_classify)),
         *((parser, flag) for parser in (parse_generate, parse_translate) for flag in ("--top_k=1.5", "--alpha=long")),
     ],

@@ -336,19 +336,6 @@ def test_translate_writes_several_translations_of_a_line_by_beam_search(finished
     assert [text.replace("\n", " ") for text in translator(lines, [prefix] * 3)] == best
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(len(runtime.cores()) < 2, reason="there is one core, and so one worker")
-def test_translate_writes_the_same_with_workers_that_share_the_lines(finished_run, command, tmp_path):
-    lines = ["Monday, 3 June 2024", "", "12 kilometers", "3 days " * 99, "7:05 PM"]
-    (tmp_path / "in.txt").write_text("\n".join(lines), encoding="utf-8")
-    words = ["translate", f"--workdir={finished_run}", f"--input={tmp_path / 'in.txt'}", "--long=split"]
-    alone, shared = command(*words), runs.run(*words, "--workers=2")
-    assert shared.returncode == 0 and shared.stdout == alone and len(lines_of(alone)) == len(lines)
-    refused = runs.run(*words[:-1], "--workers=2")
-    assert refused.returncode == 2 and f"{tmp_path / 'in.txt'}, line 4: " in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     ("module", "run"),
     [(translate, "finished_run"), (classify, "finished_classifier"), (generate, "finished_language_model")],

@@ -2,12 +2,7 @@
 
 import dataclasses
 import functools
-import gc
-import json
-import os
 import re
-import subprocess
-import sys
 
 import flax
 import jax
@@ -18,11 +13,9 @@ import runs
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
-from flaxformer_lite.decoding import generate
-from flaxformer_lite.decoding.decoder import Decoder, padded_length, room_for, rows_for
-from flaxformer_lite.decoding.generate import best, constrain, continuation, make_pick, rooms, translation
-from flaxformer_lite.model.dense import CONVOLVED, TURNED
+from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, pad_rows
+from flaxformer_lite.decoding.decoder import Decoder, padded_length, rows_for
+from flaxformer_lite.decoding.generate import best, constrain, continuation, make_pick, translation
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import parallel
 from flaxformer_lite.training.step import param_shapes
@@ -158,37 +151,7 @@ def test_inputs_are_dealt_to_devices_so_that_each_has_as_long_ones(model, params
     assert [ids.tolist() for ids in written] == [alone(params, [ids])[0].tolist() for ids in sources]
 
 
-def test_many_rows_and_few_which_have_turned_kernels_give_the_same_tokens(model, params, expected, monkeypatch):
-    monkeypatch.setattr("flaxformer_lite.decoding.decoder.FEW", 0)
-    decoder = Decoder(model, GREEDY, rows=5)
-    assert TURNED not in decoder._variables(params, 5)
-    assert decoded_with(decoder, params) == expected
-
-
-@pytest.mark.parametrize(("few", "collection"), [(4, CONVOLVED), (5, TURNED)])
-def test_one_thread_with_more_rows_than_few_and_with_few_gives_the_same_tokens(
-    model, params, expected, few, collection, monkeypatch
-):
-    monkeypatch.setattr("flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread", lambda: True)
-    monkeypatch.setattr("flaxformer_lite.decoding.decoder.FEW_IN_ONE_THREAD", few)
-    decoder = Decoder(model, GREEDY, rows=5)
-    assert set(decoder._variables(params, 5)) == {"params", collection}
-    assert decoded_with(decoder, params) == expected
-
-
-def test_cores_that_change_between_batches_of_one_shape_change_nothing(model, params, expected, monkeypatch):
-    monkeypatch.setattr("flaxformer_lite.decoding.decoder.FEW_IN_ONE_THREAD", 0)
-    asked = "flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread"
-    monkeypatch.setattr(asked, lambda: True)
-    decoder = Decoder(model, GREEDY, rows=5)
-    assert decoded_with(decoder, params) == expected
-    monkeypatch.setattr(asked, lambda: False)
-    assert decoded_with(decoder, params) == expected
-    assert set(decoder._variables(params, 5)) == {"params", CONVOLVED}
-
-
-def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_others(model, params):
-    params = jax.tree.map(jnp.asarray, params)
+def test_a_decoder_takes_other_parameters_each_time(model, params):
     tripled = jax.tree_util.tree_map_with_path(
         lambda path, x: 3 * x if "feed_forward" in jax.tree_util.keystr(path) else x, params
     )
@@ -196,49 +159,16 @@ def test_what_is_made_of_parameters_once_for_all_batches_is_made_again_for_other
     assert fresh[0] != fresh[1]
     decoder = Decoder(model, GREEDY, rows=3)
     assert [decoded_with(decoder, each) for each in (params, tripled, params)] == [*fresh, fresh[0]]
-    in_place = jax.tree.map(np.array, params)
-    assert decoded_with(decoder, in_place) == fresh[0]
-    jax.tree.map(lambda x, other: np.copyto(x, other), in_place, tripled)
-    assert decoded_with(decoder, in_place) == fresh[1]
 
 
 def decoded_with(decoder, params):
     return [ids.tolist() for ids in decoder(params, SOURCES)]
 
 
-def test_what_is_made_of_parameters_goes_with_them(model, params):
-    decoder, own = Decoder(model, GREEDY), jax.tree.map(jnp.array, params)
-    made, again = decoder._variables(own, 3), decoder._variables(own, 5)
-    assert jax.tree.leaves(made[TURNED]) and all(again[name] is made[name] for name in ("params", TURNED))
-    del own
-    gc.collect()
-    assert not decoder._kept
-
-
-def test_devices_that_decode_alone_read_one_copy_of_the_parameters_which_is_no_part_of_them(model, params):
-    mesh = parallel.make_mesh(2)
-    decoder = Decoder(model, GREEDY, rows=4, sharding=parallel.decoding_shardings(mesh))
-    own = parallel.MeshMode(mesh).make_state(lambda: params)
-    assert all(len(places(x)) == 2 for x in jax.tree.leaves(own))
-    read = decoder._variables(own, 4)
-    assert set(read) == {"params", TURNED} and all(len(places(x)) == 1 for x in jax.tree.leaves(read))
-    jax.tree.map(np.testing.assert_array_equal, read["params"], own)
-    expected = decoded_with(Decoder(model, GREEDY, rows=4), params)
-    assert len({tuple(ids) for ids in expected}) > 5 and decoded_with(decoder, own) == expected
-    # A step of training may take the parameters' memory for its own results; not what is read here.
-    trained = jax.jit(lambda params: jax.tree.map(lambda x: x - 1, params), donate_argnums=0)(own)
-    jax.tree.map(np.testing.assert_array_equal, read["params"], params)
-    jax.tree.map(lambda x, before: np.testing.assert_array_equal(x, before - 1), trained, params)
-    del own, read
-    gc.collect()
-    assert not decoder._kept
-    nowhere_yet = jax.tree.map(jnp.array, params)
-    assert not jax.tree.leaves(nowhere_yet)[0].committed and decoded_with(decoder, nowhere_yet) == expected
-
-
-def places(x):
-    """Where in memory the devices have `x`."""
-    return {shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards}
+def test_parameters_that_lie_on_one_device_decode_on_a_mesh_too(model, params, expected):
+    decoder = Decoder(model, GREEDY, rows=4, sharding=parallel.decoding_shardings(parallel.make_mesh(2)))
+    assert decoded_with(decoder, jax.tree.map(jnp.array, params)) == expected
+    assert decoded_with(decoder, jax.tree.map(np.array, params)) == expected
 
 
 @pytest.mark.parametrize("axes", [{"tensor": 2}, pytest.param({"fsdp": 2}, marks=pytest.mark.slow)], ids=str)
@@ -252,70 +182,6 @@ def test_devices_that_share_the_parameters_decode_with_one_set_after_another(axe
         assert len({tuple(ids) for ids in expected}) > 5
         assert decoded_with(decoder, parallel.MeshMode(mesh).make_state(lambda params=params: params)) == expected
     assert exchanges(decoder)  # no device has the whole model
-
-
-@pytest.mark.parametrize(
-    ("config", "rows", "turns"),
-    [
-        (GREEDY, 128, True),
-        (GREEDY, 129, False),
-        (dataclasses.replace(GREEDY, method="beam", beam_size=4), 32, True),
-        (dataclasses.replace(GREEDY, method="beam", beam_size=4), 33, False),
-    ],
-)
-def test_kernels_are_turned_for_few_rows_of_a_device_alone(model, params, config, rows, turns):
-    assert (TURNED in Decoder(model, config)._variables(params, rows)) == turns
-    split = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
-    assert (TURNED in Decoder(model, config, sharding=(split,) * 3)._variables(params, 2 * rows)) == turns
-
-
-@pytest.mark.parametrize(
-    ("changes", "dtype", "rows", "collections"),
-    [
-        ({}, "float32", 32, {TURNED}),
-        ({"method": "mask_predict"}, "float32", 1, {CONVOLVED}),
-        ({}, "float32", 33, {CONVOLVED}),
-        ({"method": "beam", "beam_size": 4}, "float32", 8, {TURNED}),
-        ({"method": "beam", "beam_size": 4}, "float32", 9, {CONVOLVED}),
-        ({}, "bfloat16", 33, {TURNED}),
-        ({}, "bfloat16", 129, set()),
-    ],
-)
-def test_one_thread_computes_more_rows_than_few_by_convolutions_in_float32(
-    params, changes, dtype, rows, collections, monkeypatch
-):
-    monkeypatch.setattr("flaxformer_lite.decoding.decoder.runtime.computes_in_one_thread", lambda: True)
-    config = dataclasses.replace(GREEDY, **changes)
-    kind = "masked" if config.method == "mask_predict" else "causal"
-    decoder = Decoder(build_model(dataclasses.replace(CONFIG, dtype=dtype, decoder=kind)), config)
-    assert set(decoder._variables(params, rows)) == {"params"} | collections
-
-
-ON_ONE_CORE = """
-import json
-import os
-import sys
-
-from flaxformer_lite import runtime
-
-os.sched_setaffinity(0, runtime.cores()[:1])
-import jax
-import test_generate
-
-model = test_generate.build_model(test_generate.CONFIG)
-decoder = test_generate.Decoder(model, test_generate.GREEDY, rows=40)
-params, sources = test_generate.drawn(model), test_generate.SOURCES * 4
-print(json.dumps([sorted(decoder._variables(params, 40)), [ids.tolist() for ids in decoder(params, sources)]]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system keeps no process to cores")
-def test_a_process_of_one_core_decodes_many_rows_by_convolutions_to_the_same_tokens(params, expected):
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", ON_ONE_CORE]
-    told = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
-    assert json.loads(told.splitlines()[-1]) == [[CONVOLVED, "params"], expected * 4]
 
 
 def test_a_batch_compiles_once_for_its_padded_length_and_the_caller_may_breathe_between_batches(model, params):
@@ -371,10 +237,6 @@ def test_inputs_are_padded_to_a_power_of_two_or_three_quarters_of_one_or_the_lon
     assert padded_length(length, 97) == padded
 
 
-def test_texts_have_room_for_whole_fours_of_positions_within_the_model():
-    assert [room_for(length, 97) for length in (1, 4, 5, 35, 96, 97, 150)] == [4, 4, 8, 36, 96, 97, 97]
-
-
 def test_no_source_gives_no_output_and_empty_sources_give_empty_outputs_without_a_model(model):
     decoder = Decoder(model, GREEDY)
     assert decoder(None, []) == []
@@ -389,11 +251,11 @@ def test_a_source_that_is_too_long_for_the_model_is_refused_by_its_number(model)
 
 @flax.struct.dataclass
 class Fed:
-    """Stands for a cache: the tokens that were fed back, in the room that there is from the start."""
+    """Stands for a cache: the tokens that were fed back; as long as all of them from the start."""
 
     ids_BT: jax.Array
 
-    def with_room(self, length):
+    def extended(self, max_length):
         return self
 
 
@@ -414,31 +276,35 @@ class Scripted:
 def scripted(script, sources, *, extra, max_length):
     config, row_B = DecodeConfig(max_extra_length=extra), jnp.arange(len(sources))
     task = translation(Scripted(script), config, {}, jnp.asarray(sources), row_B)
-    return best(task, config, max_length=max_length).tolist()
+    return best(task, config, capacities=(2, max_length)).tolist()
 
 
-def test_the_rooms_of_a_cache_grow_by_the_same_factor_up_to_the_whole_length():
-    assert [rooms(length) for length in (1, 16, 17, 23)] == [[1], [16], [17], [23]]
-    assert rooms(24) == [16, 24] and rooms(95) == [16, 95] and rooms(96) == [16, 64, 96]
-    assert rooms(1009) == [16, 64, 256, 1009]
+TASKS = [
+    pytest.param("encoder_decoder", "beam", marks=pytest.mark.slow),
+    ("encoder_decoder", "greedy"),
+    ("decoder_lm", "beam"),
+]
 
 
-GROWING = [pytest.param("encoder_decoder", "beam", marks=pytest.mark.slow), ("decoder_lm", "greedy")]
-
-
-@pytest.mark.parametrize(("architecture", "method"), GROWING)
-def test_texts_do_not_depend_on_how_often_the_cache_grows(architecture, method, monkeypatch):
+@pytest.mark.parametrize(("architecture", "method"), TASKS)
+def test_texts_do_not_depend_on_the_capacities_of_the_cache(architecture, method):
     config = dataclasses.replace(CONFIG, architecture=architecture, num_decoder_layers=1, attention_window=4)
     config = dataclasses.replace(config, position="relative", relative_values=True, num_kv_heads=1)
     model = build_model(config)
-    params, decode = drawn(model), DecodeConfig(method=method, max_extra_length=9, min_length=7)
-    written = []
-    for room in (MAX_LENGTH, 1, 3):
-        monkeypatch.setattr(generate, "ROOM", room)
-        monkeypatch.setattr(generate, "GROWTH", 2)
-        written.append([ids.tolist() for ids in Decoder(model, decode, rows=4)(params, SOURCES[:7])])
-    assert written[0] == written[1] == written[2]
-    assert max(map(len, written[0])) > 6
+    decode, translates = (
+        DecodeConfig(method=method, max_extra_length=9, min_length=7),
+        architecture == "encoder_decoder",
+    )
+    inputs_BL, row_B = jnp.asarray(pad_rows(SOURCES[:7], MAX_LENGTH - 1, end=translates)), jnp.arange(7)
+    make_task = translation if translates else continuation
+
+    def decoded(*capacities):
+        task = make_task(model, decode, drawn(model), inputs_BL, row_B)
+        return jax.jit(lambda: best(task, decode, capacities=capacities))().tolist()
+
+    texts = decoded(MAX_LENGTH)
+    assert decoded(3, MAX_LENGTH) == decoded(1, 2, 7, MAX_LENGTH) == texts
+    assert max(sum(token != PAD for token in text) for text in texts) > 9
 
 
 def test_a_row_stops_at_its_end_symbol_and_is_padding_from_there_on():
@@ -524,7 +390,7 @@ def continued(script, prompts, *, extra, max_length, rows=None):
     row_B = jnp.arange(len(prompts)) if rows is None else jnp.asarray(rows)
     config, prompt_BP = DecodeConfig(max_extra_length=extra), jnp.asarray(prompts)
     task = continuation(Scripted(script), config, {}, prompt_BP, row_B)
-    return best(task, config, max_length=max_length).tolist()
+    return best(task, config, capacities=(2, max_length)).tolist()
 
 
 def test_a_prompt_is_kept_whatever_the_model_would_have_written():

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import pytest
 
@@ -145,39 +144,6 @@ def test_the_devices_of_a_cpu_are_as_many_as_jax_makes_by_either_switch(switches
     words = [sys.executable, "-c", COUNT_DEVICES]
     told = subprocess.run(words, env=environment | switches, capture_output=True, text=True, check=True).stdout
     assert told.split() == [str(count)] * 2
-
-
-COUNT_THREADS = """
-import os
-import sys
-from pathlib import Path
-
-import jax
-
-from flaxformer_lite import runtime
-
-os.sched_setaffinity(0, runtime.cores()[: int(sys.argv[1])])
-x = jax.numpy.ones((512, 512))
-jax.block_until_ready(jax.jit(lambda x: x @ x)(x))
-names = [task.read_text() for task in Path("/proc/self/task").glob("*/comm")]
-print(sum(name.startswith("tf_XLAEigen") for name in names), runtime.computes_in_one_thread())
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for threads in /proc")
-@pytest.mark.parametrize(
-    ("cores", "devices", "one_thread"),
-    [
-        (1, 1, True),
-        (1, 2, False),
-        pytest.param(2, 1, False, marks=pytest.mark.skipif(len(runtime.cores()) < 2, reason="there is one core")),
-    ],
-)
-def test_one_device_with_one_core_computes_in_one_thread(cores, devices, one_thread):
-    words = [sys.executable, "-c", COUNT_THREADS, str(cores)]
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
-    told = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
-    assert told.split() == [str(max(cores, devices)), str(one_thread)]
 
 
 @pytest.mark.parametrize(("platforms", "only_cpu"), [("cpu", True), ("cuda,cpu", False), ("tpu", False)])

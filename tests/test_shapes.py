@@ -141,9 +141,7 @@ def test_decoding_token_by_token_with_a_cache_gives_the_logits_of_the_full_forwa
     for row, length in enumerate(TARGETS):
         np.testing.assert_allclose(logits[row, :length], full[row, :length], atol=2e-5)
     of_layers = (cache.self_attention, cache.cross_attention)
-    own, cross = (
-        [part for kept in caches if kept for piece in kept.projected() for part in piece] for caches in of_layers
-    )
+    own, cross = ([part for kept in caches if kept for part in kept.projected()] for caches in of_layers)
     assert {part.shape for part in own} == {(3, room, config.num_kv_heads or 6, 4)}
     assert {part.shape for part in cross} == ({(3, S, config.num_kv_heads or 6, 4)} if encoded else set())
     assert all((part[:, :steps] != 0).all() and (part[:, steps:] == 0).all() for part in own)
@@ -172,7 +170,7 @@ def test_a_cache_has_no_room_for_positions_that_a_table_has_not(architecture):
     start = jnp.ones((1, 3), jnp.int32) if architecture == "encoder_decoder" else 1
     apply = functools.partial(model.apply, variables, start, method="start_cache")
     assert jax.eval_shape(lambda: apply(config.max_length)).self_attention[0].entries == config.max_length
-    with pytest.raises(ValueError, match=r"^learned positions end at max_length = 5, got room for 6"):
+    with pytest.raises(ValueError, match=r"^learned positions end at max_length = 5, got a cache of 6 positions"):
         apply(config.max_length + 1)
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import operator
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,17 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flaxformer_lite import runtime
 from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
-from flaxformer_lite.decoding.parameters import laid_out
-from flaxformer_lite.model.dense import CONVOLVED, TURNED, kernels, turned
-
-# Rows of a device, each hypothesis counted, up to which a CPU is faster with transposed kernels. In one thread it is
-# faster with convolutions for all that are more.
-FEW, FEW_IN_ONE_THREAD = 128, 32
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -30,15 +22,6 @@ def padded_length(length: int, max_length: int) -> int:
     power = max(16, 1 << (length - 1).bit_length())
     three_quarters = power // 4 * 3
     return min(max_length, three_quarters if max(16, length) <= three_quarters else power)
-
-
-def room_for(length: int, max_length: int) -> int:
-    """The next multiple of 4, up to `max_length`: positions that texts of at most `length` tokens have room for.
-
-    Four beams then have 16 entries in each four positions of the cache, as many numbers as a CPU computes with at once;
-    with others left over, attention to them takes a third longer.
-    """
-    return min(max_length, -(-length // 4) * 4)
 
 
 def rows_for(length: int, *, tokens: int, multiple: int, waiting: int) -> int:
@@ -84,11 +67,8 @@ class Decoder:
         self._gather = jax.jit(lambda written: written, out_shardings=self._output_sharding)
         self._translates = model.config.architecture == "encoder_decoder"
         self.max_length = model.config.max_length
-        self._convolves = model.config.dtype == "float32" and runtime.computes_in_one_thread()
         self._compile_with = compile_with
         self._compiled: dict[tuple, Callable] = {}
-        self._kept: dict = {}  # the collections that `_variables` made
-        self._kept_of: list[weakref.ref] = []  # of these parameters; with them they go
 
     def __call__(
         self,
@@ -167,8 +147,7 @@ class Decoder:
             # Dealt one by one to the devices, so that each has as long ones as the others.
             dealt = np.arange(rows).reshape(self._rows_of_device(rows), -1).T.ravel()
             batch = [self._put(array[dealt]) for array in batch]
-            variables = self._variables(params, rows)
-            written = self._on_host(self._compiled_for(variables, batch, n)(variables, *batch))
+            written = self._on_host(self._compiled_for(params, batch, n)(params, *batch))
             yield part, jax.tree.map(operator.itemgetter(np.argsort(dealt)), written)
 
     def _check(self, name: str, rows: Sequence[np.ndarray], advice: str) -> None:
@@ -199,66 +178,49 @@ class Decoder:
             written = self._gather(jax.block_until_ready(written))
         return jax.device_get(written)
 
-    def _variables(self, params: dict, rows: int) -> dict:
-        """The model's collections for batches of so many rows.
-
-        On a CPU that is for few rows copies that it reads sooner, and for more, in one thread, CONVOLVED, which copies
-        nothing. Copies are made once, and kept as long as the parameters are. Of arrays of NumPy the kernels are
-        transposed anew for each batch of few rows.
-        """
-        rows = self._rows_of_device(rows) * (self._config.beam_size if self._config.method == "beam" else 1)
-        few = self._config.method != "mask_predict" and rows <= (FEW_IN_ONE_THREAD if self._convolves else FEW)
-        if jax.default_backend() != "cpu" or not few:
-            return {"params": params} | ({CONVOLVED: kernels(params)} if self._convolves else {})
-        arrays = jax.tree.leaves(params)
-        if not all(isinstance(array, jax.Array) for array in arrays):  # one of NumPy can change in place
-            return {"params": params, TURNED: jax.jit(turned)(params)}
-        if [id(of()) for of in self._kept_of] != [id(array) for array in arrays]:
-            self._kept = kept = {}
-            self._kept_of = [weakref.ref(array, lambda _: kept.clear()) for array in arrays]
-        if not self._kept:
-            placed = jax.tree.map(self._on_the_mesh, params)
-            self._kept |= {"params": laid_out(placed), TURNED: laid_out(jax.jit(turned)(placed))}
-        return dict(self._kept)
-
-    def _on_the_mesh(self, array: jax.Array) -> jax.Array:
-        """`array`; if it was never put anywhere, and there is a mesh, on all of its devices."""
-        if self._batch_sharding is None or array.committed:
-            return array
-        return jax.device_put(array, NamedSharding(self._batch_sharding.mesh, PartitionSpec()))
-
-    def _compiled_for(self, variables: dict, batch: list[jax.Array], n: int | None) -> Callable:
+    def _compiled_for(self, params: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
-        alone = self._each_device_alone(variables)
-        key = (alone, n, *sorted(variables), *(array.shape for array in batch))
+        alone = self._each_device_alone(params)
+        key = (alone, n, *(array.shape for array in batch))
         if key not in self._compiled:
-            make_task = functools.partial(translation if self._translates else continuation, self._model, self._config)
-            longest = max(array.shape[1] for array in batch if array.ndim == 2)
-            room = {"max_length": room_for(longest + self._config.max_extra_length, self.max_length)}
-            method = functools.partial(best if n is None else functools.partial(search, n_best=n), **room)
-            sharding = None if alone else self._logits_sharding
-            place = functools.partial(place_logits, config=self._config, sharding=sharding)
-            decode = lambda variables, *batch: method(place(make_task(variables, *batch)), self._config)  # noqa: E731
-            if self._config.method == "mask_predict":
-                fill = functools.partial(fill_in, self._model, self._config, **room)
-                decode = lambda variables, source_BS, row_B: fill(variables, source_BS)  # noqa: E731
+            decode = self._decode_function(batch, n, None if alone else self._logits_sharding)
             if alone:
                 jitted = jax.jit(self._by_devices(decode, batch))
             else:
                 jitted = jax.jit(decode, out_shardings=self._output_sharding)
-            self._compiled[key] = self._compile_with(lambda: jitted.lower(variables, *batch).compile())
+            self._compiled[key] = self._compile_with(lambda: jitted.lower(params, *batch).compile())
         return self._compiled[key]
 
-    def _each_device_alone(self, variables: dict) -> bool:
-        """Whether every device has the whole model: then each writes its own rows, and asks the others nothing.
+    def _decode_function(
+        self, batch: list[jax.Array], n: int | None, logits_sharding: NamedSharding | None
+    ) -> Callable:
+        """`decode(params, *batch)` for batches of this shape."""
+        model, config = self._model, self._config
+        longest = max(array.shape[1] for array in batch if array.ndim == 2)
+        most = min(longest + config.max_extra_length, self.max_length)
+        if config.method == "mask_predict":
+            return lambda params, source_BS, row_B: fill_in(model, config, params, source_BS, max_length=most)
+        capacities = (longest, most) if longest < most else (most,)  # most outputs are not longer than their inputs
 
-        Else the compiler splits each step, after which the devices tell each other whether there is another.
+        def decode(params: dict, *batch: jax.Array) -> Any:
+            task = (translation if self._translates else continuation)(model, config, params, *batch)
+            task = place_logits(task, config=config, sharding=logits_sharding)
+            if n is None:
+                return best(task, config, capacities=capacities)
+            return search(task, config, n_best=n, capacities=capacities)
+
+        return decode
+
+    def _each_device_alone(self, params: dict) -> bool:
+        """Whether every device has the whole model: then each decodes its own rows, without communication.
+
+        Else the compiler splits each step, and the devices agree after each whether there is another.
         """
-        arrays = [x for x in jax.tree.leaves(variables) if isinstance(x, jax.Array)]
+        arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
         return self._batch_sharding is not None and all(x.sharding.is_fully_replicated for x in arrays)
 
     def _by_devices(self, decode: Callable, batch: list[jax.Array]) -> Callable:
-        """`decode(variables, *batch)`, run by each device on its own rows."""
+        """`decode(params, *batch)`, run by each device on its own rows."""
         mesh, rows = self._batch_sharding.mesh, self._batch_sharding.spec
         specs = {"in_specs": (PartitionSpec(), *[rows] * len(batch)), "out_specs": rows}
         # The check would have a search begin with values that differ between devices, and it begins alike on all.

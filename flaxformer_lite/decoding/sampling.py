@@ -1,78 +1,59 @@
-"""From logits to the next token: what may not come, and of the rest the likeliest one, or one drawn at random.
+"""From logits to the next token: what may not follow, and of the rest the most probable token, or a random one.
 
-What may not come gets the logit -inf. That part takes log-probabilities as well, and V as any `axis`.
+What may not follow gets the logit -inf. That part takes log-probabilities as well.
 """
 
-import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.decoding import highest
+from flaxformer_lite.decoding.topk import topk
 
 
-def forbid(logits: jax.Array, tokens: Sequence[int], *, axis: int = -1) -> jax.Array:
+def forbid(logits: jax.Array, tokens: Sequence[int]) -> jax.Array:
     """`logits` (..., V) with -inf for `tokens`."""
-    hits = [_ids_like(logits, axis) == token for token in tokens]
-    return jnp.where(functools.reduce(jnp.logical_or, hits), -jnp.inf, logits)
+    forbidden_V = jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(tokens))
+    return jnp.where(jnp.broadcast_to(forbidden_V, logits.shape), -jnp.inf, logits)
 
 
-def force(logits: jax.Array, token: jax.Array, *, axis: int = -1) -> jax.Array:
+def force(logits: jax.Array, token: jax.Array) -> jax.Array:
     """`logits` (..., V) with -inf for all but `token` (...)."""
-    return jnp.where(_ids_like(logits, axis) == jnp.expand_dims(token, axis), logits, -jnp.inf)
+    return jnp.where(jax.nn.one_hot(token, logits.shape[-1], dtype=bool), logits, -jnp.inf)
 
 
-def no_early_end(
-    logits: jax.Array, length: jax.Array, *, min_length: int, end: int, may_be_last: bool = True, axis: int = -1
-) -> jax.Array:
+def no_early_end(logits: jax.Array, length: jax.Array, *, min_length: int, end: int) -> jax.Array:
     """`logits` (..., V) with -inf for the end symbol after fewer than `min_length` tokens, unless nothing else is left.
 
-    Args:
-      length: the tokens so far.
-      may_be_last: whether it can be that nothing else is left; False spares a look at all logits.
+    `length`: number of tokens so far.
     """
-    others, too_short = forbid(logits, [end], axis=axis), length < min_length
-    if may_be_last:
-        too_short &= (others > -jnp.inf).any(axis=axis, keepdims=True)
+    others = forbid(logits, [end])
+    too_short = (length < min_length) & (others > -jnp.inf).any(axis=-1, keepdims=True)
     return jnp.where(too_short, others, logits)
 
 
-def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int, axis: int = -1) -> jax.Array:
-    """`logits` (..., V) with -inf for every token that would end an n-gram which the text has already. Paulus 2018.
+def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int) -> jax.Array:
+    """`logits` (..., V) with -inf for every token that would end an n-gram which the text already has. Paulus 2018.
 
     `ids` (..., T): the first `length` of them are the text so far.
     """
     starts = ids.shape[-1] - n + 1
     if starts < 1:
         return logits
-    written = length - jax.lax.broadcasted_iota(jnp.int32, (*ids.shape[:-1], starts), ids.ndim - 1)
-    again = written >= n  # the n-gram that starts there is in the text,
+    remaining = length - jax.lax.broadcasted_iota(jnp.int32, (*ids.shape[:-1], starts), ids.ndim - 1)
+    again = remaining >= n  # the n-gram that starts there is in the text,
     for i in range(n - 1):  # and begins with the last n - 1 tokens of the text
-        last = jax.lax.dynamic_index_in_dim(ids, length - n + 1 + i, axis=-1)  # no matter which, in a shorter text
+        last = jax.lax.dynamic_index_in_dim(ids, length - n + 1 + i, axis=-1)  # any token, in a shorter text
         again &= ids[..., i : i + starts] == last
-    logits = jnp.moveaxis(logits, axis, -1)
     V = logits.shape[-1]
     token_XT = jnp.where(again, ids[..., n - 1 :], V).reshape(-1, starts)  # V: none
     row_X1 = jnp.arange(token_XT.shape[0])[:, None]
-    cut = logits.reshape(-1, V).at[row_X1, token_XT].set(-jnp.inf, mode="drop").reshape(logits.shape)
-    return jnp.moveaxis(cut, -1, axis)
+    return logits.reshape(-1, V).at[row_X1, token_XT].set(-jnp.inf, mode="drop").reshape(logits.shape)
 
 
-def _ids_like(logits: jax.Array, axis: int = -1) -> jax.Array:
-    """The id of each of `logits` (..., V), in their shape: a comparison that the compiler joins with what is around."""
-    return jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis % logits.ndim)
-
-
-def greedy(logit_VB: jax.Array, end_B: jax.Array, *, end: int, never: Sequence[int] = ()) -> jax.Array:
-    """The likeliest token of each row, (B,) int32; of equals the end symbol, else the first.
-
-    Args:
-      logit_VB: -inf for a token that may not come; the end and `never` may have any.
-      end_B: the logit of the end symbol, -inf where it may not come.
-    """
-    best_B1, _, token_B1 = highest.top_k(logit_VB[..., None], 1, without=(*never, end))
-    return jnp.where(end_B >= best_B1[:, 0], end, token_B1[:, 0])
+def greedy(logits_BV: jax.Array) -> jax.Array:
+    """The most probable token of each row, (B,) int32; of equals the first."""
+    return topk(logits_BV, 1)[1][:, 0]
 
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:

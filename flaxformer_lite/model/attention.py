@@ -1,8 +1,6 @@
-"""Attention with weights to look at, many heads of it, and the cache of keys and values for decoding."""
+"""Scaled dot-product attention, multi-head attention, and the cache of keys and values for decoding. Section 3.2."""
 
-import functools
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import flax.linen as nn
 import flax.struct
@@ -15,9 +13,6 @@ from flaxformer_lite.model.dense import Dense
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import RelativeVectors, ScoreBias, rotate
-
-# Keys and values, (B, S, G, K) each, in one piece, or in decoding in several, one after another.
-Pieces = Sequence[tuple[jax.Array, jax.Array]]
 
 
 def dot_product_scores(query_BTHK: jax.Array, key_BSHK: jax.Array) -> jax.Array:
@@ -33,9 +28,10 @@ def additive_scores(query_BTHK: jax.Array, key_BSHK: jax.Array, vector_HK: jax.A
 
 
 def softmax(scores_BHTS: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """The weights of equation 1, (B, H, T, S): over the keys that `mask` (bool, broadcast to them) lets a query see.
+    """The weights of equation 1, (B, H, T, S): a softmax over the keys that `mask` allows.
 
-    A query that may attend to nothing gets equal weights: finite, and meant to be ignored.
+    `mask`: bool, broadcast to the scores; True = may attend. A query that may attend to no key gets equal weights:
+    finite, and meant to be ignored.
     """
     if mask is not None:
         scores_BHTS = jnp.where(mask, scores_BHTS, jnp.finfo(jnp.float32).min)
@@ -43,9 +39,9 @@ def softmax(scores_BHTS: jax.Array, mask: jax.Array | None = None) -> jax.Array:
 
 
 def mix(weights_BHTS: jax.Array, value_BSHK: jax.Array) -> jax.Array:
-    """The mean of the values by the weights, (B, T, H, K): the last product of equation 1."""
+    """The weighted sum of the values, (B, T, H, K): the last product of equation 1."""
     mixed_BHTK = jnp.einsum("BHTS,BSHK->BHTK", weights_BHTS.astype(value_BSHK.dtype), value_BSHK)
-    return mixed_BHTK.swapaxes(1, 2)  # asked for at once, this order takes a CPU four times as long in decoding
+    return mixed_BHTK.swapaxes(1, 2)
 
 
 def dot_product_attention(
@@ -57,35 +53,25 @@ def dot_product_attention(
 
 
 def repeat_heads(x_BSGK: jax.Array, query_BTHK: jax.Array) -> jax.Array:
-    """Keys or values with one head for each of the query's, (B, S, H, K): head g serves H / G neighbours."""
+    """Keys or values with one head for each head of the query, (B, S, H, K): head g serves H / G neighbours."""
     times = query_BTHK.shape[2] // x_BSGK.shape[2]
     return x_BSGK if times == 1 else jnp.repeat(x_BSGK, times, axis=2)
 
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys and values of one attention, S entries; the position to write next is the caller's to keep.
+    """Keys and values of one attention: the right-hand matrices of the two products of equation 1, head by head.
 
-    They lie as the two products of a decoding step read them: the right matrix of either, head by head. With the keys
-    the other way around a CPU takes four times as long for the first. With beams, W entries for each position.
-
-    A cache that grows goes on in a new piece: what was written before is not copied, and a CPU compares with 64 keys
-    and 80 more in half of the time that it takes with 144.
+    In beam search each position has W entries, one a hypothesis, and S = L W.
     """
 
-    key_BGKS: jax.Array  # the last piece, as `value_BGSK`
+    key_BGKS: jax.Array
     value_BGSK: jax.Array
-    before: "KVCache | None" = None  # what it was before it grew, all of it written; those entries come first
 
     @classmethod
     def of(cls, key_BSGK: jax.Array, value_BSGK: jax.Array) -> "KVCache":
-        """Keys and values as they are projected."""
+        """The cache of keys and values as they are projected."""
         return cls(jnp.transpose(key_BSGK, (0, 2, 3, 1)), jnp.swapaxes(value_BSGK, 1, 2))
-
-    def projected(self) -> Pieces:
-        """Keys and values as they were projected: one piece, and one more for each time that it has grown."""
-        own = jnp.transpose(self.key_BGKS, (0, 3, 1, 2)), jnp.swapaxes(self.value_BGSK, 1, 2)
-        return (own,) if self.before is None else (*self.before.projected(), own)
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int], dtype: jnp.dtype) -> "KVCache":
@@ -94,34 +80,27 @@ class KVCache:
 
     @property
     def entries(self) -> int:
-        """How many there is room for, in all pieces."""
-        return self._first + self.value_BGSK.shape[2]
+        """S."""
+        return self.value_BGSK.shape[2]
 
-    @property
-    def _first(self) -> int:
-        """The number of the first entry of the last piece."""
-        return 0 if self.before is None else self.before.entries
+    def projected(self) -> tuple[jax.Array, jax.Array]:
+        """Keys and values as they were projected, (B, S, G, K) each."""
+        return jnp.transpose(self.key_BGKS, (0, 3, 1, 2)), jnp.swapaxes(self.value_BGSK, 1, 2)
 
-    def with_room(self, entries: int) -> "KVCache":
-        """This cache, which is full, with one more piece, zeros, up to so many entries; or the first of its entries.
-
-        None but the last piece can be written to.
-        """
-        if self.before is not None and entries <= self._first:
-            return self.before.with_room(entries)
-        B, G, _, K = self.value_BGSK.shape
-        if entries > self.entries:
-            added = KVCache.empty((B, entries - self.entries, G, K), self.value_BGSK.dtype)
-            return added.replace(before=self)
-        kept = entries - self._first
-        return self.replace(key_BGKS=self.key_BGKS[..., :kept], value_BGSK=self.value_BGSK[:, :, :kept])
+    def extended(self, entries: int) -> "KVCache":
+        """This cache with zeros after its entries, up to `entries` of them."""
+        added = (0, entries - self.entries)
+        return KVCache(
+            jnp.pad(self.key_BGKS, ((0, 0), (0, 0), (0, 0), added)),
+            jnp.pad(self.value_BGSK, ((0, 0), (0, 0), added, (0, 0))),
+        )
 
     def write(self, new: "KVCache", index: jax.Array) -> "KVCache":
-        """This cache with `new`, of one entry, or of W with beams, at position `index`, one of the last piece."""
-        place, update = index * new.entries - self._first, jax.lax.dynamic_update_slice_in_dim
-        return self.replace(
-            key_BGKS=update(self.key_BGKS, new.key_BGKS.astype(self.key_BGKS.dtype), place, axis=3),
-            value_BGSK=update(self.value_BGSK, new.value_BGSK.astype(self.value_BGSK.dtype), place, axis=2),
+        """This cache with the entries of `new`, one (or W with beams), at position `index`."""
+        start, update = index * new.entries, jax.lax.dynamic_update_slice_in_dim
+        return KVCache(
+            update(self.key_BGKS, new.key_BGKS.astype(self.key_BGKS.dtype), start, axis=3),
+            update(self.value_BGSK, new.value_BGSK.astype(self.value_BGSK.dtype), start, axis=2),
         )
 
 
@@ -129,17 +108,16 @@ class KVCache:
 class DecoderCache:
     """What decoding keeps between steps, one `KVCache` a layer.
 
-    With beams, W texts are written for each row, and each position of self-attention has W entries. Which of them
-    belongs to a text is the caller's to keep, so that nothing need be moved when beams change places.
+    In beam search W hypotheses of a row share the cache, and each position of self-attention has W entries. The search
+    keeps track of which entries are a hypothesis's own, so that none is moved when hypotheses are reordered.
     """
 
-    self_attention: tuple[KVCache, ...]  # W entries for each position that it has room for; W = 1 without beams
+    self_attention: tuple[KVCache, ...]  # W entries for each position; W = 1 without beams
     cross_attention: tuple[KVCache | None, ...]  # S entries: the encoder's output, projected once a sentence
 
-    def with_room(self, length: int, beam_size: int = 1) -> "DecoderCache":
-        """This cache with room for `length` positions: more, once all that there are have been written, or fewer."""
-        own = tuple(cache.with_room(length * beam_size) for cache in self.self_attention)
-        return self.replace(self_attention=own)
+    def extended(self, max_length: int, beam_size: int = 1) -> "DecoderCache":
+        """This cache with room for `max_length` positions."""
+        return self.replace(self_attention=tuple(own.extended(max_length * beam_size) for own in self.self_attention))
 
 
 class MultiHeadAttention(nn.Module):
@@ -167,16 +145,18 @@ class MultiHeadAttention(nn.Module):
         if self.among_itself and c.position == "relative":
             self.relative = RelativeVectors(c)
 
-    def keys_values(self, memory_BSD: jax.Array, places: Places) -> KVCache:
-        """What queries compare with and mix; `places`: where the tokens of `memory_BSD` stand."""
-        return KVCache.of(*self._project(memory_BSD, places))
+    def __call__(
+        self, x_BTD: jax.Array, memory_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode
+    ) -> jax.Array:
+        """Attention from `x_BTD` to `memory_BSD` (the same array for self-attention): (B, T, D)."""
+        return self.attend(x_BTD, self.keys_values(memory_BSD, pattern.key), pattern, bias, **mode)
 
-    def _project(self, memory_BSD: jax.Array, places: Places) -> tuple[jax.Array, jax.Array]:
-        """Keys and values, (B, S, G, K) each."""
+    def keys_values(self, memory_BSD: jax.Array, places: Places) -> KVCache:
+        """Keys and values of the tokens of `memory_BSD`, which stand at `places`."""
         key_BSGK = self.key(memory_BSD)
         if self.among_itself:
             key_BSGK = rotate(key_BSGK, places.position_BL, self.config)
-        return key_BSGK, self.value(memory_BSD)
+        return KVCache.of(key_BSGK, self.value(memory_BSD))
 
     def attend(
         self,
@@ -184,40 +164,23 @@ class MultiHeadAttention(nn.Module):
         memory: KVCache,
         pattern: Pattern,
         bias: ScoreBias | None = None,
-        **mode,
-    ) -> jax.Array:
-        """Queries from `x_BTD` against keys and values already projected: (B, T, D)."""
-        return self._attend(x_BTD, memory.projected(), pattern, bias, **mode)
-
-    def _attend(
-        self,
-        x_BTD: jax.Array,
-        pieces: Pieces,
-        pattern: Pattern,
-        bias: ScoreBias | None,
         *,
         deterministic: bool = True,
         row_B: jax.Array | None = None,
     ) -> jax.Array:
+        """Attention from `x_BTD` to keys and values that are already projected: (B, T, D)."""
         query_BTHK = self.query(x_BTD)
         if self.among_itself:
             query_BTHK = rotate(query_BTHK, pattern.query.position_BL, self.config)
             if self.config.position == "relative":
                 bias = self.relative.score_bias()
+        key_BSGK, value_BSGK = memory.projected()
         why = self._wants_weights(deterministic)
-        (key_BSGK, value_BSGK), *others = pieces
-        given = self.config.backend, query_BTHK, key_BSGK, pattern, bias
-        backend = "reference" if others else backends.choose(*given, reference_only=why)
+        backend = backends.choose(self.config.backend, query_BTHK, key_BSGK, pattern, bias, reference_only=why)
         if backend != "reference":
             return self.out(backends.attend(backend, query_BTHK, key_BSGK, value_BSGK, pattern, bias))
         drop = lambda weights: self.drop(weights, deterministic=deterministic, row_B=row_B)  # noqa: E731
-        return self.out(self._reference(query_BTHK, pieces, pattern, bias, drop=drop))
-
-    def __call__(
-        self, x_BTD: jax.Array, memory_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode
-    ) -> jax.Array:
-        """Attention from `x_BTD` to `memory_BSD` (the same array for self-attention): (B, T, D)."""
-        return self._attend(x_BTD, [self._project(memory_BSD, pattern.key)], pattern, bias, **mode)
+        return self.out(self._reference(query_BTHK, key_BSGK, value_BSGK, pattern, bias, drop=drop))
 
     def _wants_weights(self, deterministic: bool) -> str | None:
         """Why the weights must exist as an array, if they must: only the reference makes one."""
@@ -236,24 +199,23 @@ class MultiHeadAttention(nn.Module):
     def _reference(
         self,
         query_BTHK: jax.Array,
-        pieces: Pieces,
+        key_BSGK: jax.Array,
+        value_BSGK: jax.Array,
         pattern: Pattern,
         bias: ScoreBias | None,
         *,
         drop: Callable,
     ) -> jax.Array:
         """Attention as the paper writes it, with all its weights at once: (B, T, H, K)."""
-        pieces = [tuple(repeat_heads(x_BSGK, query_BTHK) for x_BSGK in piece) for piece in pieces]
+        key_BSHK, value_BSHK = (repeat_heads(x_BSGK, query_BTHK) for x_BSGK in (key_BSGK, value_BSGK))
         positions = pattern.query.position_BL, pattern.key.position_BL
-        scores_BHTS = jnp.concatenate([self._scores(query_BTHK, key_BSHK) for key_BSHK, _ in pieces], axis=-1)
+        scores_BHTS = self._scores(query_BTHK, key_BSHK)
         if bias is not None:
             scores_BHTS += jnp.broadcast_to(bias(query_BTHK, *positions), scores_BHTS.shape)
         weights_BHTS = softmax(scores_BHTS, pattern.mask())
         self.sow("intermediates", "attention_weights", weights_BHTS)
         weights_BHTS = drop(weights_BHTS)
-        borders = list(itertools.accumulate(value_BSHK.shape[1] for _, value_BSHK in pieces))[:-1]
-        parts = zip(jnp.split(weights_BHTS, borders, axis=-1), pieces, strict=True)
-        mixed_BTHK = functools.reduce(jnp.add, [mix(weights, value_BSHK) for weights, (_, value_BSHK) in parts])
+        mixed_BTHK = mix(weights_BHTS, value_BSHK)
         if self._relative_values():
             mixed_BTHK += self.relative.values(weights_BHTS, *positions).astype(mixed_BTHK.dtype)
         return mixed_BTHK

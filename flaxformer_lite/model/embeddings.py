@@ -60,19 +60,8 @@ class Output(nn.Module):
         return weights
 
 
-def project(
-    x_BTD: jax.Array, weights: dict[str, jax.Array], config: ModelConfig, *, vocab_first: bool = False
-) -> jax.Array:
-    """Logits (B, T, V), float32, by the weights of `Output`. Section 3.4.
-
-    `vocab_first`: made as (V, B T), for the few rows of a decoding step; see `dense.turned`.
-    """
+def project(x_BTD: jax.Array, weights: dict[str, jax.Array], config: ModelConfig) -> jax.Array:
+    """Logits (B, T, V), float32, by the weights of `Output`. Section 3.4."""
     x_BTD, matrix_VD = x_BTD.astype(config.dtype), weights["matrix"].astype(config.dtype)
-    if vocab_first:
-        x_RD = x_BTD.reshape(-1, x_BTD.shape[-1])
-        logits_VR = jnp.einsum("VD,RD->VR", matrix_VD, x_RD, preferred_element_type=jnp.float32)
-        logits_VR = logits_VR + weights["bias"][:, None] if "bias" in weights else logits_VR
-        logits_VR = jax.lax.optimization_barrier(logits_VR)  # read more than once, and slowly while they are made
-        return jnp.moveaxis(logits_VR.reshape(-1, *x_BTD.shape[:2]), 0, -1)
     logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
     return logits_BTV + weights["bias"][None, None] if "bias" in weights else logits_BTV

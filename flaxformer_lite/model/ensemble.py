@@ -24,9 +24,9 @@ class EnsembleCache:
 
     members: tuple[DecoderCache, ...]
 
-    def with_room(self, length: int, beam_size: int = 1) -> "EnsembleCache":
-        """As `DecoderCache.with_room`."""
-        return EnsembleCache(tuple(cache.with_room(length, beam_size) for cache in self.members))
+    def extended(self, max_length: int, beam_size: int = 1) -> "EnsembleCache":
+        """As `DecoderCache.extended`."""
+        return EnsembleCache(tuple(cache.extended(max_length, beam_size) for cache in self.members))
 
 
 class Ensemble(nn.Module):
@@ -49,9 +49,9 @@ class Ensemble(nn.Module):
         """The log of the mean probability of each token, or class; arguments as of a member."""
         return log_mean_probability([member(*inputs, **options) for member in self.members])
 
-    def start_cache(self, *room: jax.Array | int) -> EnsembleCache:
+    def start_cache(self, *arguments: jax.Array | int) -> EnsembleCache:
         """The cache before the first `decode_step`; arguments as of a member."""
-        return EnsembleCache(tuple(member.start_cache(*room) for member in self.members))
+        return EnsembleCache(tuple(member.start_cache(*arguments) for member in self.members))
 
     def decode_step(
         self, token: jax.Array, cache: EnsembleCache, index: jax.Array, *source: jax.Array, **beams

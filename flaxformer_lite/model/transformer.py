@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
     def start_cache(self, batch_size: int, max_length: int, beam_size: int) -> tuple[KVCache, ...]:
-        """Empty caches of self-attention, one a layer, with room for `max_length` positions of each beam.
+        """Empty caches of self-attention, one a layer, for `max_length` positions of each of `beam_size` hypotheses.
 
         Raises:
           ValueError: learned positions have no vector for the last of them.
@@ -92,11 +92,11 @@ class Decoder(nn.Module):
         c = self.config
         if c.position == "learned" and max_length > c.max_length:
             raise ValueError(
-                f"learned positions end at max_length = {c.max_length}, got room for {max_length}; decode less, or use "
-                "another position scheme."
+                f"learned positions end at max_length = {c.max_length}, got a cache of {max_length} positions; decode "
+                "less, or use another position scheme."
             )
-        room = max_length * beam_size
-        shape = (batch_size, room, c.num_kv_heads or c.num_heads, c.d_head or c.d_model // c.num_heads)
+        d_head, num_kv_heads = c.d_head or c.d_model // c.num_heads, c.num_kv_heads or c.num_heads
+        shape = (batch_size, max_length * beam_size, num_kv_heads, d_head)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
     def project_memory(self, memory_BSD: jax.Array, memory_places: Places) -> tuple[KVCache, ...]:
@@ -109,32 +109,32 @@ class Decoder(nn.Module):
         cache: DecoderCache,
         index: jax.Array,
         *,
-        part_BWL: jax.Array | None = None,
+        ancestor_BWT: jax.Array | None = None,
         memory_places: Places | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
-        """The stack at the one position `index` of W texts a row; W = 1 without beams.
+        """The stack at position `index` of W hypotheses a row; W = 1 without beams.
 
-        `part_BWL`: which of the W entries that the cache has for each position is each text's own; None: W = 1, or at
-        position 0 the first of more. Of positions that the cache has no room for it is not read.
+        `ancestor_BWT`: which of the W entries that the cache has for each position is a hypothesis's own; None: W = 1.
+        T may be more than the positions of the cache.
         """
         W = x_BWD.shape[1]
         L = cache.self_attention[0].entries // W
         query, position_L = Places.at(jnp.reshape(index, (1,))), jnp.arange(L)
         own_pattern = Pattern(query, Places.at(position_L), causal=True, window=self.config.attention_window)
-        if part_BWL is not None:
-            mine_BWLW = part_BWL[:, :, :L, None] == jnp.arange(W)[None, None, None]
+        if ancestor_BWT is not None:
+            own_BWLW = ancestor_BWT[:, :, :L, None] == jnp.arange(W)[None, None, None]
             own_pattern = own_pattern.replace(
                 query=Places.at(jnp.broadcast_to(index, (W,))),
                 key=Places.at(jnp.repeat(position_L, W)),
-                own_BTS=mine_BWLW.reshape(*mine_BWLW.shape[:2], -1),
+                own_BTS=own_BWLW.reshape(*own_BWLW.shape[:2], -1),
             )
         patterns = own_pattern, Pattern(query, memory_places) if self.has_encoder else None
-        grown, bias = [], self.position_bias()
+        written, bias = [], self.position_bias()
         for layer, *layer_cache in zip(self.layers, cache.self_attention, cache.cross_attention, strict=True):
             x_BWD, own = layer.step(x_BWD, layer_cache, index, patterns, bias)
-            grown.append(own)
+            written.append(own)
         x_BWD = self.final_norm(x_BWD) if self.config.norm_placement == "pre" else x_BWD
-        return x_BWD, cache.replace(self_attention=tuple(grown))
+        return x_BWD, cache.replace(self_attention=tuple(written))
 
 
 class EncoderDecoder(nn.Module):
@@ -219,7 +219,6 @@ class EncoderDecoder(nn.Module):
     def start_cache(self, source_BS: jax.Array, max_length: int, beam_size: int = 1) -> DecoderCache:
         """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
         memory = self.decoder.project_memory(self.encode(source_BS), Places.of(source_BS))
-        memory = jax.lax.optimization_barrier(memory)  # else XLA would lay it out anew in each step, not once
         return DecoderCache(self.decoder.start_cache(source_BS.shape[0], max_length, beam_size), memory)
 
     def decode_step(
@@ -229,18 +228,19 @@ class EncoderDecoder(nn.Module):
         index: jax.Array,
         source_BS: jax.Array,
         *,
-        part_BWL: jax.Array | None = None,
+        ancestor_BWT: jax.Array | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
-        """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache.
+        """Logits (B, V), or with beams (B, W, V), of the next token, and the cache with one more position.
 
         Args:
-          token: (B,), or with beams (B, W); it stands at position `index`, of whose entries in the cache it gets the
-            w-th.
-          part_BWL: with beams, which of the W entries of each position is each text's own.
+          token: (B,), or with beams (B, W); its position is `index`.
+          ancestor_BWT: with beams, which of the W entries of each position is a hypothesis's own.
         """
         x_BWD = _embed_at(index, token, self.target_inputs)
-        x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL, memory_places=Places.of(source_BS))
-        return project(x_BWD, self.output(), self.config, vocab_first=True).reshape(*token.shape, -1), cache
+        x_BWD, cache = self.decoder.step(
+            x_BWD, cache, index, ancestor_BWT=ancestor_BWT, memory_places=Places.of(source_BS)
+        )
+        return project(x_BWD, self.output(), self.config).reshape(*token.shape, -1), cache
 
     def start_filling(self, source_BS: jax.Array) -> tuple[tuple[KVCache, ...], jax.Array]:
         """Encodes the source for a masked decoder: what `fill` reads, and logits (B, max_length) of the length."""
@@ -327,9 +327,9 @@ class DecoderLM(nn.Module):
         return DecoderCache(own, (None,) * len(own))
 
     def decode_step(
-        self, token: jax.Array, cache: DecoderCache, index: jax.Array, *, part_BWL: jax.Array | None = None
+        self, token: jax.Array, cache: DecoderCache, index: jax.Array, *, ancestor_BWT: jax.Array | None = None
     ) -> tuple[jax.Array, DecoderCache]:
-        """Logits (B, V), or (B, W, V), of the token after each of `token`, and the grown cache; as `EncoderDecoder`."""
+        """Logits (B, V), or (B, W, V), of the next token, and the cache with one more position."""
         x_BWD = _embed_at(index, token, self.target_inputs)
-        x_BWD, cache = self.decoder.step(x_BWD, cache, index, part_BWL=part_BWL)
-        return project(x_BWD, self.output(), self.config, vocab_first=True).reshape(*token.shape, -1), cache
+        x_BWD, cache = self.decoder.step(x_BWD, cache, index, ancestor_BWT=ancestor_BWT)
+        return project(x_BWD, self.output(), self.config).reshape(*token.shape, -1), cache
