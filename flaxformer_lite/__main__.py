@@ -68,15 +68,13 @@ def plan(arguments: Sequence[str]) -> int:
 
     runtime.start()
     from flaxformer_lite.training import parallel, plan
-    from flaxformer_lite.training.accelerators import ACCELERATORS
 
     if len(request.devices) > 1:
         print(plan.scaling_table(request.config, request.devices, request.accelerator, request.utilization))
         return 0
     sizes = request.config.parallel
     mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor)
-    plans = plan.plan(request.config, mesh, ACCELERATORS[request.accelerator].platform)
-    print(plan.table(plans, mesh, request.accelerator, request.utilization))
+    print(plan.table(plan.plan(request.config, mesh), mesh, request.accelerator, request.utilization))
     return 0
 
 

@@ -103,7 +103,9 @@ def test_its_parameters_are_those_of_each_by_name_and_it_takes_the_length_that_a
 
 @pytest.mark.parametrize("architecture", [pytest.param("encoder_decoder", marks=pytest.mark.slow), "decoder_lm"])
 def test_greedy_texts_with_caches_are_those_of_the_mean_of_full_forwards(architecture, monkeypatch):
-    unpadded = lambda length, max_length: length  # so that some texts are longer than the first capacity of the caches
+    def unpadded(length, max_length):  # so that some texts are longer than the first capacity of the caches
+        return length
+
     monkeypatch.setattr("flaxformer_lite.decoding.decoder.padded_length", unpadded)
     members = members_of(architecture, FIRST, SECOND)
     model, params = ensemble_of(members)
@@ -163,7 +165,7 @@ def test_its_loss_is_that_of_the_mean_probability_however_many_rows_are_taken_at
     likelihood = np.take_along_axis(mean, np.maximum(label, 0)[..., None], axis=-1)[..., 0]
     expected = -np.log(likelihood)[label >= 0].sum()
     for at_once in (2**22, 2 * 11 * V):  # of the second, one row of both models
-        monkeypatch.setitem(losses.LOGITS_AT_ONCE, "cpu", at_once)
+        monkeypatch.setattr(losses, "LOGITS_AT_ONCE", at_once)
         sums = jax.jit(functools.partial(step.eval_step, model=model))(params, batch)
         assert float(sums["loss"][0]) == pytest.approx(expected, rel=1e-5)
         assert float(sums["loss"][1]) == float(sums["accuracy"][1]) == (label >= 0).sum()

@@ -62,7 +62,6 @@ FLOORS = {
     "data.datasets": 3,
     "data.batch_shapes": 2,
     "data.pipeline": 4,
-    "training.draws": 0,
     "training.losses": 0,
     "training.masking": 1,
     "training.metrics": 0,

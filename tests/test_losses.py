@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.training.losses import LOGITS_AT_ONCE, cross_entropy, disagreement, parts_of, summed_over_parts
+from flaxformer_lite.training import losses
+from flaxformer_lite.training.losses import cross_entropy, disagreement, parts_of, summed_over_parts
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -163,7 +164,7 @@ def test_the_logits_of_one_part_are_all_that_exist_at_a_time():
 
 
 def test_rows_are_taken_in_the_fewest_equal_parts_that_are_small_enough(monkeypatch):
-    monkeypatch.setitem(LOGITS_AT_ONCE, jax.default_backend(), 1000)
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 1000)
     assert [parts_of(rows, 100) for rows in (10, 11, 12, 20, 24, 1)] == [1, 11, 2, 2, 3, 1]
     assert parts_of(6, 5000) == 6  # a row cannot be split
     assert [parts_of(rows, 100, row_shards=4) for rows in (40, 48, 4)] == [1, 2, 1]  # of each device's rows

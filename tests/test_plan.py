@@ -36,7 +36,7 @@ def parameters() -> int:
 
 @functools.cache
 def planned(sizes: tuple[int, int, int]) -> plan.Plan:
-    (found,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes), "gpu")
+    (found,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes))
     return found
 
 
@@ -121,8 +121,8 @@ def test_one_device_sends_nothing_and_eight_the_gradients_at_least():
 )
 def test_a_loss_that_is_taken_in_parts_sends_its_gradients_once(sizes, monkeypatch):
     at_once = planned(sizes)
-    monkeypatch.setitem(losses.LOGITS_AT_ONCE, "gpu", 64 * model().vocab_size)  # the logits of one row
-    (in_parts,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes), "gpu")
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 64 * model().vocab_size)  # the logits of one row
+    (in_parts,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes))
     assert in_parts.memory.temporary < at_once.memory.temporary
     matrix = 4 * model().vocab_size * model().d_model  # which may be sent once more, and its gradient may not
     assert sum(in_parts.sent.values()) < sum(at_once.sent.values()) + matrix
@@ -151,7 +151,7 @@ def test_attention_by_an_accelerators_kernel_is_planned_as_blocks_which_keep_no_
     def memory(backend):
         changes = PLANNED | {"data.buckets": "(512,)", "data.tokens_per_batch": 4096, "data.rows_multiple": 8}
         changes |= {"model.max_length": 512, "model.num_encoder_layers": 1, "model.backend": backend}
-        (found,) = plan.plan(runs.small_config(changes), parallel.make_mesh(1), "gpu")
+        (found,) = plan.plan(runs.small_config(changes), parallel.make_mesh(1))
         return found.memory
 
     assert memory("cudnn").temporary < memory("reference").temporary

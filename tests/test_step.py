@@ -285,7 +285,7 @@ def test_with_r_drop_microbatches_and_parts_of_the_logits_give_the_gradients_of_
     options, params, key = dict(model=MODEL, r_drop=4.0), state.params, {"dropout_key": jax.random.key(3)}
     whole, sums = jitted(gradient_sums, **options)(params, BATCH, **key)
     parts, sums_of_parts = jitted(gradient_sums, microbatches=4, **options)(params, BATCH, **key)
-    monkeypatch.setitem(losses.LOGITS_AT_ONCE, "cpu", 4 * T * V)  # two rows, each twice
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 4 * T * V)  # two rows, each twice
     few, sums_of_few = jax.jit(functools.partial(gradient_sums, **options))(params, BATCH, **key)
     plain, _ = jitted(gradient_sums, model=MODEL)(params, BATCH, **key)
     assert largest_difference(whole, plain) > 0.01

@@ -6,9 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Logits that exist at a time in training: on a CPU as many as stay in its cache, elsewhere 1 GiB of them.
-LOGITS_AT_ONCE = {"cpu": 2**22}
-LOGITS_AT_ONCE_ELSEWHERE = 2**28
+LOGITS_AT_ONCE = 2**28  # that exist at a time on a device in training: 1 GiB in float32
 
 
 def cross_entropy(
@@ -38,20 +36,18 @@ def disagreement(logits_BTV: jax.Array, weights_BT: jax.Array) -> jax.Array:
     B, T, V = logits_BTV.shape
     logits_B2TV = logits_BTV.astype(jnp.float32).reshape(B, 2, T // 2, V)
     apart_B2TV = logits_B2TV - logits_B2TV[:, ::-1]
-    # Not `softmax`, whose parts XLA would keep: on a CPU what is computed once more takes less time than memory.
     probability_B2TV = jnp.exp(logits_B2TV - jax.nn.logsumexp(logits_B2TV, axis=-1, keepdims=True))
     return ((probability_B2TV * apart_B2TV).sum(axis=-1).reshape(B, T) * weights_BT).sum()
 
 
-def parts_of(rows: int, logits_of_row: int, *, row_shards: int = 1, platform: str | None = None) -> int:
+def parts_of(rows: int, logits_of_row: int, *, row_shards: int = 1) -> int:
     """Into how many equal parts to take `rows`, so that the logits of one are not too many for a device at once.
 
-    `row_shards` devices share the rows evenly, and so each part of them. `platform`: 'cpu', 'gpu' or 'tpu'; None: what
-    is here.
+    `row_shards` devices share the rows evenly, and so each part of them.
     """
-    at_once = LOGITS_AT_ONCE.get(platform or jax.default_backend(), LOGITS_AT_ONCE_ELSEWHERE)
     mine = rows // row_shards
-    return next(n for n in range(1, mine + 1) if mine % n == 0 and (n == mine or mine // n * logits_of_row <= at_once))
+    fits = lambda n: n == mine or mine // n * logits_of_row <= LOGITS_AT_ONCE  # noqa: E731
+    return next(n for n in range(1, mine + 1) if mine % n == 0 and fits(n))
 
 
 def summed_over_parts(

@@ -1,7 +1,5 @@
 """Learning-rate schedules, the paper's first, and the optimizer that uses them. Section 5.3."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -37,36 +35,6 @@ def learning_rate(step: jax.Array, config: OptimConfig, *, d_model: int, num_ste
     return linear_schedule(step, peak=peak, warmup_steps=warmup, num_steps=num_steps)
 
 
-@functools.partial(jax.jit, static_argnames=("b1", "b2"), inline=True)  # traced once for all arrays of a shape
-def _adam(
-    gradient: jax.Array, mean: jax.Array, square: jax.Array, *, b1: float, b2: float, scale: jax.Array, eps: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The update of one array before its rate, and the moving averages of its gradient and of that's square."""
-    mean = b1 * mean + (1 - b1) * gradient
-    square = b2 * square + (1 - b2) * (gradient * gradient)
-    return scale * mean / (jnp.sqrt(square) + eps), mean, square
-
-
-def scale_by_adam(*, b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam (Kingma 2015, algorithm 1), as `optax.scale_by_adam`, whose state it has, but for rounding.
-
-    The averages' bias is corrected in two scalars, as the end of the paper's section 2 has it. Corrected in each
-    element, it makes the optimizer half of all that a step traces; so the first step is there an eighth sooner.
-    """
-
-    def update(gradients: optax.Updates, state: optax.ScaleByAdamState, params: optax.Params | None = None):
-        del params
-        count = optax.safe_increment(state.count)
-        unbias = jnp.sqrt(1 - b2 ** count.astype(jnp.float32))
-        constants = {"b1": b1, "b2": b2, "scale": unbias / (1 - b1 ** count.astype(jnp.float32)), "eps": eps * unbias}
-        structure = jax.tree.structure(gradients)
-        results = jax.tree.map(functools.partial(_adam, **constants), gradients, state.mu, state.nu)
-        updates, mu, nu = jax.tree.transpose(structure, None, results)
-        return updates, optax.ScaleByAdamState(count, mu, nu)
-
-    return optax.GradientTransformation(optax.scale_by_adam(b1, b2, eps).init, update)
-
-
 def make_optimizer(config: OptimConfig, *, d_model: int, num_steps: int) -> optax.GradientTransformation:
     """Adam under the schedule, with clipping by global norm before it where the config asks for it."""
 
@@ -74,5 +42,5 @@ def make_optimizer(config: OptimConfig, *, d_model: int, num_steps: int) -> opta
         return learning_rate(updates_so_far + 1, config, d_model=d_model, num_steps=num_steps)
 
     clip = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
-    adam = scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
+    adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
     return optax.chain(*clip, optax.chain(adam, optax.scale_by_learning_rate(rate)))

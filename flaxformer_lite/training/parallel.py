@@ -9,7 +9,6 @@ import importlib.util
 import math
 import os
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_lite.training import draws, sharding
+from flaxformer_lite.training import sharding
 from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
 
 AXIS = DATA
@@ -26,9 +25,6 @@ AXIS = DATA
 # pass apart from the first time, find both alike, and keep the first: with model.remat='full' four times the memory.
 # And LLVM is to do less: a step is as fast, libraries compute its products, and compiling takes a tenth less time.
 COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_backend_optimization_level": "1"}}
-
-# Held by who traces a step, or the state before the first: two at once share Python's lock, and both are late.
-TRACING = threading.Lock()
 
 SILENCE = 30  # seconds without a sign of life after which a process is taken for dead, and the others end
 
@@ -186,10 +182,9 @@ class MeshMode:
         rows = NamedSharding(self.mesh, ROWS)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
         step, donated = sharding.by_rows(step, self.mesh), (0,) if donate else ()
-        with TRACING:
-            traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
-            jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
-            lowered = jitted.lower(self.held(state), batch)  # JAX remembers what it has traced
+        traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
+        jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
+        lowered = jitted.lower(self.held(state), batch)  # JAX remembers what it has traced
         return lowered.compile(compiler_options=compiler_options())
 
     def held(self, tree: Tree) -> Tree:
@@ -199,11 +194,8 @@ class MeshMode:
 
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """What `initial_state` returns, each device making its own part of it."""
-        with TRACING:
-            shardings = sharding.of(jax.eval_shape(initial_state), self.mesh)
-            # Over devices each draws its own part of each array, and no more.
-            drawn = draws.at_once(initial_state) if self.mesh.size == 1 else initial_state
-            lowered = jax.jit(drawn, out_shardings=shardings).lower()
+        shardings = sharding.of(jax.eval_shape(initial_state), self.mesh)
+        lowered = jax.jit(initial_state, out_shardings=shardings).lower()
         return lowered.compile(compiler_options=compiler_options())()
 
     def put_state(self, state: Tree) -> Tree:
@@ -242,9 +234,7 @@ class PmapMode:
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
         arguments = jax.tree.map(self._a_device_each, (state, device_batch))
         if self.compiles_ahead:
-            with TRACING:
-                lowered = mapped.lower(*arguments)
-            return lowered.compile(compiler_options=compiler_options())
+            return mapped.lower(*arguments).compile(compiler_options=compiler_options())
         # Over several processes pmap compiles in its first call only, which all of them must make at the same time.
         zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), self._leading), arguments)
         jax.block_until_ready(mapped(*zeros))
@@ -263,8 +253,7 @@ class PmapMode:
 
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """What `initial_state` returns, as one copy a device."""
-        with TRACING:
-            lowered = jax.jit(draws.at_once(initial_state)).lower()
+        lowered = jax.jit(initial_state).lower()
         return self.put_state(lowered.compile(compiler_options=compiler_options())())
 
     def put_state(self, state: Tree) -> Tree:

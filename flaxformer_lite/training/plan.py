@@ -55,26 +55,25 @@ class Plan:
         return sum(size for message, size in self.sent.items() if not within(message))
 
 
-def plan(config: Config, mesh: jax.sharding.Mesh, platform: str) -> list[Plan]:
+def plan(config: Config, mesh: jax.sharding.Mesh) -> list[Plan]:
     """One plan for each shape of batch that the config allows, the longest last.
 
-    `platform` says how many logits are computed at once; attention is computed as on a CPU, by blocks where an
-    accelerator's kernel is asked for.
+    Attention is computed as on a CPU, by blocks where the config names an accelerator's kernel.
 
     Raises:
       ValueError: the devices cannot share the rows, or a parameter.
     """
-    return [_of_shape(config, mesh, platform, *shape) for shape in batch_shapes.possible(config)]
+    return [_of_shape(config, mesh, *shape) for shape in batch_shapes.possible(config)]
 
 
-def _of_shape(config: Config, mesh: jax.sharding.Mesh, platform: str, rows: int, length: int) -> Plan:
+def _of_shape(config: Config, mesh: jax.sharding.Mesh, rows: int, length: int) -> Plan:
     config = with_vocabulary(config, config.data.vocab_size)
     model = dataclasses.replace(config.model, backend=backends.stand_in(config.model.backend))
     config = dataclasses.replace(config, model=model)
     accumulate = config.optim.accumulate_steps
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     mode = parallel.MODES[config.parallel.mode](mesh)
-    options = {"axis_name": mode.axis_name, "row_shards": mode.row_shards, "platform": platform}
+    options = {"axis_name": mode.axis_name, "row_shards": mode.row_shards}
     train_step, initial_state = step_lib.of_config(config, **options)
     state = jax.eval_shape(initial_state)
     sharding.check(state.params, mesh)
@@ -138,7 +137,7 @@ def scaling_table(config: Config, counts: Sequence[int], name: str, utilization:
         if mesh.size != count:
             raise ValueError(f"config.parallel: makes {mesh.size} of {count} devices; set one of its sizes to -1.")
         larger = scaled(config, count // counts[0])
-        each = _of_shape(larger, mesh, accelerator.platform, *batch_shapes.possible(larger)[-1])
+        each = _of_shape(larger, mesh, *batch_shapes.possible(larger)[-1])
         computing, sending = each.seconds(accelerator, utilization)
         lines.append(
             f"| {count} | {' x '.join(map(str, mesh.devices.shape))} | {each.rows} x {each.length} "

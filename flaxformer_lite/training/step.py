@@ -71,14 +71,14 @@ def init_state(
 
 
 def of_config(
-    config: Config, *, axis_name: str | None = None, row_shards: int = 1, platform: str | None = None
+    config: Config, *, axis_name: str | None = None, row_shards: int = 1
 ) -> tuple[Callable[[TrainState, Batch], tuple[TrainState, metrics.Sums]], Callable[[], TrainState]]:
     """`train_step` of a run, whose model knows its vocabulary, and what makes the state before the first."""
     train, model = config.train, transformer.build_model(config.model)
     optimizer = optim.make_optimizer(config.optim, d_model=config.model.d_model, num_steps=train.num_steps)
     options = {"label_smoothing": train.label_smoothing, "r_drop": train.r_drop, "ema_decay": train.ema_decay}
     options |= {"microbatches": config.optim.accumulate_steps, "axis_name": axis_name}
-    options |= {"row_shards": row_shards, "platform": platform}
+    options |= {"row_shards": row_shards}
     step = functools.partial(train_step, model=model, optimizer=optimizer, **options)
     return step, functools.partial(init_state, model, optimizer, seed=train.seed, ema=train.ema_decay is not None)
 
@@ -179,14 +179,13 @@ def loss_sums(
     r_drop: float = 0.0,
     dropout_key: jax.Array | None = None,
     row_shards: int = 1,
-    platform: str | None = None,
 ) -> tuple[jax.Array, metrics.Sums]:
     """What training minimises, summed over labels, and the metrics' sums; dropout only with a key.
 
     With `r_drop` each row passes through the model twice, dropout drawn anew: loss and metrics are means of the two,
     and `r_drop` / 4 times how far they disagree is minimised too, in all half the loss of Liang 2021, section 2.1.
     A masked decoder's loss of lengths is added, each as if it were of one more token. Ghazvininejad 2019, section 2.3.
-    `row_shards`: how many devices the compiler spreads the rows over; `platform`: of `losses.parts_of`.
+    `row_shards`: how many devices the compiler spreads the rows over.
     """
     in_pairs = r_drop > 0 and dropout_key is not None
     batch, paired = (twice(batch), side_by_side) if in_pairs else (batch, lambda *predicted: predicted)
@@ -207,7 +206,7 @@ def loss_sums(
     x_BTD, *labelled = paired(x_BTD, *labelled)
     weights = model.apply({"params": params}, method="output_weights")
     logits_of_row = x_BTD.shape[1] * weights["matrix"].shape[0]
-    parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards, platform=platform)
+    parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards)
     with jax.named_scope("loss"):
         objective, measured = losses.summed_over_parts(
             lambda x_BTD, weights, *labelled: sums(embeddings.project(x_BTD, weights, model.config), *labelled),
@@ -269,19 +268,6 @@ def update_average(average: dict, params: dict, step: jax.Array, *, decay: float
     return optax.incremental_update(params, average, 1 - decay)
 
 
-def global_norm(tree: dict) -> jax.Array:
-    """The norm of all arrays of `tree` taken as one vector.
-
-    What all layers have is first added up, element by element: one loop over the like arrays of all layers where there
-    would be some for each array, most of what a step's program consists of.
-    """
-    squares: dict[tuple, jax.Array | float] = {}
-    for path, x in jax.tree.leaves_with_path(tree):
-        like = x.shape, path[-2:]  # such as query and kernel: of one layout over devices, too
-        squares[like] = squares.get(like, 0.0) + jnp.square(x)
-    return jnp.sqrt(sum(x.sum() for x in squares.values()))
-
-
 def train_step(
     state: TrainState,
     batch: Batch,
@@ -297,7 +283,7 @@ def train_step(
     Args:
       ema_decay: of the moving average, where the state keeps one.
       axis_name: under `pmap`, the axis whose devices each hold a part of the batch.
-      options: `label_smoothing`, `r_drop`, `microbatches`, `row_shards` and `platform`, of `gradient_sums`.
+      options: `label_smoothing`, `r_drop`, `microbatches` and `row_shards`, of `gradient_sums`.
 
     Returns:
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
@@ -310,7 +296,7 @@ def train_step(
     with jax.named_scope("optimizer"):
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-    sums["grad_norm"] = (global_norm(gradients), jnp.ones(()))
+    sums["grad_norm"] = (optax.global_norm(gradients), jnp.ones(()))
     ema = None if ema_decay is None else update_average(state.ema, params, state.step, decay=ema_decay)
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), sums
 
