@@ -25,16 +25,15 @@ def test_embeddings_start_with_unit_variance_after_their_scaling():
     assert abs(scaled.std() - 1) < 4 / math.sqrt(2 * scaled.size)
 
 
-@pytest.mark.parametrize("vocab_first", [False, True])
 @pytest.mark.parametrize(("tied", "output_bias"), [(True, False), (False, True)])
-def test_logits_are_products_with_the_embeddings_or_untied_with_a_matrix_of_their_own(tied, output_bias, vocab_first):
+def test_logits_are_products_with_the_embeddings_or_untied_with_a_matrix_of_their_own(tied, output_bias):
     config, rng = CONFIG(tie_embeddings=tied, output_bias=output_bias), np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     x, matrix_VD, bias_V = draw(2, 5, D), draw(V, D), draw(V)
     own = {"kernel": matrix_VD} if not tied else {"embedding": {"embedding": matrix_VD}}
     params = own | ({"bias": bias_V} if output_bias else {})
     weights = Output(config, token_embedding(config)).apply({"params": params})
-    logits = project(x, weights, config, vocab_first=vocab_first)
+    logits = project(x, weights, config)
     np.testing.assert_allclose(logits, x @ matrix_VD.T + (bias_V if output_bias else 0), atol=1e-5)
 
 

@@ -67,7 +67,7 @@ def probabilities(length):
     texts = np.array(list(itertools.product([EOS, 4, 5, 6], repeat=length)), np.int32)
     inputs = np.concatenate([np.full((len(texts), 1), BOS, np.int32), texts[:, :-1]], axis=1)
     source_BS = jnp.broadcast_to(sources(2), (len(texts), 3))
-    logits = jax.jit(model.apply)(params, source_BS, inputs)
+    logits = jax.jit(model.apply)({"params": params}, source_BS, inputs)
     return texts, np.asarray(jax.nn.log_softmax(logits))
 
 
@@ -174,7 +174,7 @@ def test_beams_of_a_language_model_go_on_from_their_prompts_with_the_probability
 def test_beams_share_what_the_encoder_gave_and_each_has_its_own_tokens():
     B, W, S, L, G, K = 2, 5, 11, 13, 3, 6
     model, params = built()
-    start = functools.partial(model.apply, params, sources(S - 1, 4), L, method="start_cache")
+    start = functools.partial(model.apply, {"params": params}, sources(S - 1, 4), L, method="start_cache")
     cache = jax.eval_shape(lambda: start(W))
     assert {leaf.shape for leaf in jax.tree.leaves(cache.cross_attention)} == {(B, G, K, S), (B, G, S, K)}
     assert {leaf.shape for leaf in jax.tree.leaves(cache.self_attention)} == {(B, G, K, L * W), (B, G, L * W, K)}

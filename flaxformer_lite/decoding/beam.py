@@ -1,4 +1,4 @@
-"""Beam search: the most probable texts of a model by keeping the best few hypotheses. Section 6.1; it knows no model.
+"""Beam search: the most probable texts of a model by keeping the best few hypotheses. Section 6.1.
 
     W  hypotheses that are kept (the beam size)      N  texts that are wanted      T  most tokens of a text
 

@@ -116,7 +116,7 @@ class DecoderCache:
     cross_attention: tuple[KVCache | None, ...]  # S entries: the encoder's output, projected once a sentence
 
     def extended(self, max_length: int, beam_size: int = 1) -> "DecoderCache":
-        """This cache with room for `max_length` positions."""
+        """This cache with zeros after its positions, up to `max_length` of them."""
         return self.replace(self_attention=tuple(own.extended(max_length * beam_size) for own in self.self_attention))
 
 
@@ -152,7 +152,7 @@ class MultiHeadAttention(nn.Module):
         return self.attend(x_BTD, self.keys_values(memory_BSD, pattern.key), pattern, bias, **mode)
 
     def keys_values(self, memory_BSD: jax.Array, places: Places) -> KVCache:
-        """Keys and values of the tokens of `memory_BSD`, which stand at `places`."""
+        """Keys and values of the tokens of `memory_BSD`; `places`: their positions and segments."""
         key_BSGK = self.key(memory_BSD)
         if self.among_itself:
             key_BSGK = rotate(key_BSGK, places.position_BL, self.config)

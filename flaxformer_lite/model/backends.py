@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flaxformer_lite.model.masks import PAD, Pattern
 from flaxformer_lite.model.positions import ScoreBias
 
-BLOCK = 256  # queries, and keys, of a block: on a CPU the fastest of 128 to 1024, or close to it, at every length
+BLOCK = 256  # queries, and keys, of a block: the fastest of 128 to 1024, or close to it, at every length
 LONG = 1024**2  # scores of a head from which, on a CPU, blocks take a quarter of the memory and about the same time
 KERNEL_BLOCKS = (512, 256, 128)  # `flash` takes the largest that divides the length; shorter rows leave it half idle
 LOWEST = jnp.finfo(jnp.float32).min

@@ -296,7 +296,7 @@ def train_step(
     with jax.named_scope("optimizer"):
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-    sums["grad_norm"] = (optax.global_norm(gradients), jnp.ones(()))
+    sums["grad_norm"] = (optax.tree.norm(gradients), jnp.ones(()))
     ema = None if ema_decay is None else update_average(state.ema, params, state.step, decay=ema_decay)
     return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), sums
 
