@@ -29,7 +29,7 @@ def topk(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _block_size(N: int, k: int) -> int:
-    """About sqrt(N / k), which balances the number of blocks and the values in k of them; a divisor of N if possible."""
+    """About sqrt(N / k): as many blocks as values in k blocks; a divisor of N if there is one nearby."""
     size = max(1, math.isqrt(N // k))
     share = N // math.gcd(N, SHARDS)
     return next((n for n in range(size, 2 * size) if share % n == 0), size)
