@@ -77,6 +77,21 @@ class Engine:
     memory: Callable[[], float | None]  # bytes at the peak, where it is not the process's own
 
 
+def config_of(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float = 0.0) -> Any:
+    """The config of this package for a step of this size."""
+    from flaxformer_lite.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+
+    sizes = dict(d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary)
+    layers = dict(num_encoder_layers=size.layers, num_decoder_layers=size.layers)
+    drop = dict(dropout=DROPOUT, attention_dropout=attention_dropout)
+    return Config(
+        model=ModelConfig(**sizes, **layers, **drop, dtype=dtype),
+        data=DataConfig(buckets=(size.length,), rows_multiple=1),
+        optim=OptimConfig(schedule="linear", learning_rate=RATE, warmup_steps=1),
+        train=TrainConfig(r_drop=r_drop),
+    )
+
+
 def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float = 0.0) -> Engine:
     """This package: the step that `train` runs, over all devices."""
     from flaxformer_lite import runtime
@@ -84,20 +99,11 @@ def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float =
     runtime.start()
     import jax
 
-    from flaxformer_lite.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
     from flaxformer_lite.data import batch_shapes
     from flaxformer_lite.training import parallel
     from flaxformer_lite.training import step as step_lib
 
-    sizes = dict(d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary)
-    layers = dict(num_encoder_layers=size.layers, num_decoder_layers=size.layers)
-    drop = dict(dropout=DROPOUT, attention_dropout=attention_dropout)
-    config = Config(
-        model=ModelConfig(**sizes, **layers, **drop, dtype=dtype),
-        data=DataConfig(buckets=(size.length,), rows_multiple=1),
-        optim=OptimConfig(schedule="linear", learning_rate=RATE, warmup_steps=1),
-        train=TrainConfig(r_drop=r_drop),
-    )
+    config = config_of(size, dtype, attention_dropout, r_drop)
     mode = parallel.MeshMode(parallel.make_mesh(-1))
     train_step, initial_state = step_lib.of_config(config, row_shards=mode.row_shards)
     struct = batch_shapes.struct(config, size.rows, size.length)

@@ -4,8 +4,8 @@ Data      29,000 pairs to train on, 1,014 to validate, 1,000 to test (2016 Flick
           repository multi30k/dataset, for non-commercial research. Put train.en.gz, train.de.gz, val.en.gz, val.de.gz,
           test_2016_flickr.en.gz and test_2016_flickr.de.gz into multi30k/raw/ below the folder that you train in, or
           name them: --config.data.train_files=A,B and so on
-Expected  34.8 sacreBLEU on the validation and 34.8 on the test, greedy, after 9.9 minutes on 2 cores of an AMD EPYC, a
-          device for each; 35.6 on the test with beam search, the second command. For more, train longer: multi30k_tok
+Expected  34.3 sacreBLEU on the validation and 34.3 on the test, greedy, after 10 minutes on 2 cores of an AMD EPYC, a
+          device for each; 35.7 on the test with beam search, the second command. For more, train longer: multi30k_tok
 Command   python train.py --config=multi30k --workdir=runs/multi30k
           flaxformer-lite evaluate --workdir=runs/multi30k --method=beam --beam_size=5 --alpha=1
           On a CPU of two cores, a device for each: XLA_FLAGS="--xla_cpu_multi_thread_eigen=false

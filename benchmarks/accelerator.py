@@ -1,0 +1,386 @@
+"""Checks and measures this package on the accelerator of this machine: one command, a few minutes.
+
+    python -m benchmarks.accelerator                    # on a machine with a GPU or TPU
+    python -m benchmarks.accelerator --rehearse         # every part with tiny sizes, on any machine
+
+The parts, in this order:
+
+    device      versions, devices, and the speed of a large bfloat16 matrix product
+    attention   every backend and mask, values and gradients, against the reference in float32
+    smoke       40 steps of the smoke config: losses beside a CPU's, and a resumed run beside one that was not stopped
+    base        training steps of the paper's base model, bfloat16, 25,600 tokens, beside `torch.compile` where it is
+                installed, and what `flaxformer-lite plan` says of them
+    decoding    tokens a second of the base model, bfloat16, greedy and with a beam of 4, 32 and 512 sentences
+    big         as `base`, of the paper's big model
+
+Results are written after each part, to a JSON file and as text, so a run that is cut off keeps what it has. A part that
+fails is reported, and the next one starts. Parts that are checked, not timed, share the device.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import functools
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import train_step
+
+ROOT = Path(__file__).parent.parent
+# Largest difference over largest value of the reference: what bfloat16 rounds, and what float32 does.
+BOUNDS = {"bfloat16": 2e-2, "float32": 2e-5}
+STEPS, KILLED_AT = 40, 20  # of the smoke config
+LOSS_BOUND = 1e-3  # relative difference from a CPU's losses
+Result = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What the parts compute."""
+
+    side: int  # of the square matrices that are multiplied
+    rows: tuple[int, int, int, int]  # of attention: batch, length, heads, numbers a head
+    base: str  # of `train_step.SIZES`
+    big: str
+    decoder: dict[str, int]  # fields of `ModelConfig`
+    sentences: tuple[int, ...]
+    rounds: int  # measurements of each speed
+
+
+FULL = Sizes(8192, (4, 256, 8, 64), "paper_base", "paper_big", {"vocab_size": 16_000}, (32, 512), 5)
+SMALL = {"d_model": 64, "num_heads": 2, "d_ff": 128, "num_encoder_layers": 1, "num_decoder_layers": 1}
+TINY = Sizes(512, (2, 128, 2, 64), "tiny", "tiny", SMALL | {"vocab_size": 500}, (4, 8), 2)
+
+
+def device(sizes: Sizes) -> Result:
+    """Versions, devices, and FLOPs a second of a product of bfloat16 matrices (multiply-adds count as two)."""
+    import flax
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from flaxformer_lite.training import accelerators
+
+    versions = {module.__name__: module.__version__ for module in (jax, flax, optax, np)}
+    found = jax.devices()
+    x = jax.random.normal(jax.random.key(0), (sizes.side, sizes.side), jnp.bfloat16)
+    product = jax.jit(lambda x, y: x @ y)
+    seconds = [_seconds(lambda: jax.block_until_ready([product(x, x) for _ in range(10)])) for _ in range(6)][1:]
+    return {
+        "python": sys.version.split()[0],
+        "versions": versions,
+        "devices": len(found),
+        "kind": found[0].device_kind,
+        "platform": found[0].platform,
+        "published_tflops": (accelerators.peak(found) or 0) / 1e12,
+        "tflops_of_a_product": 10 * 2 * sizes.side**3 / statistics.median(seconds) / 1e12,
+    }
+
+
+def attention(sizes: Sizes) -> Result:
+    """Of each backend, dtype and mask: the largest relative difference of values and gradients from the reference's."""
+    import jax
+    import jax.numpy as jnp
+
+    from flaxformer_lite.model import backends
+    from flaxformer_lite.model.attention import dot_product_scores, mix, softmax
+    from flaxformer_lite.model.masks import Pattern, Places
+
+    B, L, H, K = sizes.rows
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=sizes.rows).astype(np.float32) for _ in range(3)]
+    weight = rng.normal(size=sizes.rows).astype(np.float32)
+    index_1L, length_B1 = np.arange(L)[None], np.linspace(L, L // 8, B).astype(int)[:, None]
+    padded_BL = (index_1L < length_B1).astype(np.int32)
+    packed_BL = padded_BL * (1 + (index_1L >= length_B1 // 2))
+    padded, packed = Places.of(padded_BL), Places.of(padded_BL, packed_BL)
+    patterns = {
+        f"{name}, {rows}": Pattern(places, places, causal=causal, window=window)
+        for rows, places in (("padded", padded), ("packed", packed))
+        for name, causal, window in (
+            ("full", False, None),
+            ("causal", True, None),
+            ("window", False, L // 8),
+            ("causal window", True, L // 8),
+        )
+    }
+    real = padded_BL[:, :, None, None]  # what padding gets is of no interest
+
+    def reference(query, key, value, pattern):
+        return mix(softmax(dot_product_scores(query, key), pattern.mask()), value)
+
+    def refusal(backend: str, dtype: str, pattern: Pattern) -> str | None:
+        query = jax.ShapeDtypeStruct(sizes.rows, dtype)
+        try:
+            backends.choose(backend, query, query, pattern, None)
+        except ValueError as error:
+            return str(error).split(": ", 2)[-1].partition(";")[0]
+
+    def results(backend: str, dtype: str, wanted: dict[str, Pattern]) -> dict[str, list[np.ndarray]]:
+        """Values, and gradients by queries, keys and values, for each pattern; one program."""
+        attend = reference if backend == "reference" else functools.partial(backends.attend, backend)
+
+        def of_pattern(inputs, pattern):
+            def loss(inputs):
+                mixed = attend(*inputs, pattern).astype(jnp.float32)
+                return jnp.sum(mixed * weight * real), mixed * real
+
+            gradients, mixed = jax.grad(loss, has_aux=True)(inputs)
+            return [mixed, *gradients]
+
+        run = jax.jit(lambda inputs: {name: of_pattern(inputs, pattern) for name, pattern in wanted.items()})
+        with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+            found = run([jnp.asarray(x, dtype) for x in inputs])
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
+
+    def differences(backend: str, dtype: str) -> Result:
+        refused = {name: why for name, pattern in patterns.items() if (why := refusal(backend, dtype, pattern))}
+        if len(refused) == len(patterns):
+            return {"refused": ", ".join(sorted(set(refused.values())))}
+        try:
+            found = results(backend, dtype, {name: patterns[name] for name in patterns if name not in refused})
+        except Exception as error:  # of one backend; the others go on
+            return {"failed": f"{type(error).__name__}: {error}"[:2000]}
+        of_mask = {
+            name: max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(arrays, expected[name], strict=True))
+            for name, arrays in found.items()
+        }
+        return {"largest": of_mask, "refused": refused, "within": all(d <= BOUNDS[dtype] for d in of_mask.values())}
+
+    expected = results("reference", "float32", patterns)
+    asked = [(b, d) for b in ("reference", "xla", "blockwise", "cudnn", "flash") for d in BOUNDS]
+    with ThreadPoolExecutor(4) as pool:  # compiling takes most of the time
+        found = pool.map(lambda each: differences(*each), asked)
+        return {f"{backend}, {dtype}": each for (backend, dtype), each in zip(asked, found, strict=True)}
+
+
+def smoke(sizes: Sizes) -> Result:
+    """Losses of the smoke config here and on a CPU, and of a run that is stopped and resumed here."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [f"--config.train.{name}={KILLED_AT}" for name in ("eval_every", "checkpoint_every")]
+        exact = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()}
+        exact |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+
+        def train(name: str, steps: int, **environment: str) -> list[float]:
+            """Losses of the steps up to `steps`, those of earlier starts in this workdir included."""
+            command = [sys.executable, "-m", "flaxformer_lite", "train", "--config=smoke", f"--workdir={folder}/{name}"]
+            command += [*flags, f"--config.train.num_steps={steps}"]
+            caches = {
+                "JAX_COMPILATION_CACHE_DIR": f"{folder}/{name}_compiled",
+                "TFDS_DATA_DIR": f"{folder}/{name}_data",
+            }
+            environment = os.environ | exact | caches | environment
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{name}: train ended with {done.returncode}: {done.stderr[-2000:]}")
+            lines = map(json.loads, Path(folder, name, "metrics.jsonl").read_text().splitlines())
+            return [line["loss"] for line in lines if line["split"] == "train"]
+
+        def resumed() -> list[float]:
+            train("resumed", KILLED_AT)
+            return train("resumed", STEPS)
+
+        with ThreadPoolExecutor(3) as pool:
+            cpu = pool.submit(train, "cpu", STEPS, JAX_PLATFORMS="cpu")
+            here, again = pool.submit(train, "here", STEPS), pool.submit(resumed)
+            cpu, here, again = cpu.result(), here.result(), again.result()
+        difference = max(abs(x - y) / abs(y) for x, y in zip(here, cpu, strict=True))
+        return {
+            "steps": len(here),
+            "last_loss": here[-1],
+            "last_loss_on_a_cpu": cpu[-1],
+            "largest_relative_difference": difference,
+            "within": difference <= LOSS_BOUND,
+            "resumed_alike": here == again,
+        }
+
+
+def training(sizes: Sizes, model: str) -> Result:
+    """Milliseconds a step, arithmetic and memory of each engine, which take turns; a plan's estimate beside them."""
+    arguments = argparse.Namespace(size=model, dtype="bfloat16", flax_wmt="")
+    engines = ["ours", *(["torch.compile"] if importlib.util.find_spec("torch") else [])]
+    with ThreadPoolExecutor(len(engines) + 1) as pool:
+        planned = pool.submit(_child, "estimate", sizes, model, JAX_PLATFORMS="cpu")
+        workers = {name: pool.submit(train_step.Worker, name, arguments) for name in engines}
+    failed = {name: str(error) for name, worker in workers.items() if (error := worker.exception())}
+    workers = {name: worker.result() for name, worker in workers.items() if name not in failed}
+    for _ in range(sizes.rounds):
+        for worker in workers.values():
+            worker.turn()
+    for worker in workers.values():
+        worker.end()
+    size, plan = train_step.SIZES[model], planned.result()
+    found = {"tokens_a_step": size.rows * size.length, "plan": plan, "failed": failed}
+    for name, worker in workers.items():
+        seconds, product = statistics.median(worker.steps), statistics.median(worker.peaks)
+        found[name] = {
+            "ms_a_step": _spread([1e3 * each for each in worker.steps]),
+            "tokens_a_second": size.rows * size.length / seconds,
+            "tflops": plan["flops"] / seconds / 1e12,
+            "tflops_of_a_product": product / 1e12,
+            "gb": worker.memory / 1e9,
+            "seconds_to_the_first_step": worker.first,
+        }
+    return found
+
+
+def estimate(sizes: Sizes, model: str) -> Result:
+    """What `flaxformer-lite plan` says of a step of this model on one device, compiled on this machine's CPU."""
+    from flaxformer_lite import runtime
+
+    runtime.start()
+    from flaxformer_lite.training import parallel, plan
+
+    size = train_step.SIZES[model]
+    config = train_step.config_of(size, "bfloat16")
+    data = dataclasses.replace(config.data, vocab_size=size.vocabulary, tokens_per_batch=size.rows * size.length)
+    (found,) = plan.plan(dataclasses.replace(config, data=data), parallel.make_mesh(1))
+    return {"gb": found.memory.total / 1e9, "flops": found.flops, "rows": found.rows}
+
+
+def decoding(sizes: Sizes) -> Result:
+    """Tokens a second; 20 tokens to read and 32 to write in each sentence."""
+    import jax
+
+    from benchmarks import decode
+    from flaxformer_lite import runtime
+
+    runtime.start()
+    from flaxformer_lite.config import DecodeConfig, ModelConfig
+    from flaxformer_lite.decoding.decoder import Decoder
+    from flaxformer_lite.model.transformer import build_model
+    from flaxformer_lite.training import parallel
+
+    model = build_model(ModelConfig(dtype="bfloat16", **sizes.decoder))
+    most = max(sizes.sentences)
+    shape = (most, decode.SOURCE)
+    ids = np.random.default_rng(0).integers(4, sizes.decoder["vocab_size"] - 1, size=shape).astype(np.int32)
+    mesh = parallel.make_mesh(-1)
+    params = parallel.MeshMode(mesh).make_state(lambda: model.init(jax.random.key(0), ids[:1], ids[:1])["params"])
+    limits = {"min_length": decode.NEW, "max_extra_length": decode.NEW - decode.SOURCE - 1}
+    methods = {"greedy": {"method": "greedy"}, "beam 4": {"method": "beam", "beam_size": 4}}
+    runs = {}
+    for name, method in methods.items():
+        for count in sizes.sentences:
+            options = {"rows": count, "sharding": parallel.decoding_shardings(mesh)}
+            decoder = Decoder(model, DecodeConfig(**limits, **method), **options)
+            runs[f"{name}, {count} sentences"] = functools.partial(decoder, params, list(ids[:count]))
+    first = {}
+
+    def compile(name: str) -> None:
+        first[name] = _seconds(runs[name])
+
+    with ThreadPoolExecutor(len(runs)) as pool:
+        list(pool.map(compile, runs))
+    found = {}
+    for name, run in runs.items():
+        seconds, tokens = [_seconds(run) for _ in range(sizes.rounds)], sum(map(len, run()))
+        found[name] = {
+            "tokens_a_second": tokens / statistics.median(seconds),
+            "ms": _spread([1e3 * each for each in seconds]),
+            "seconds_with_compiling": first[name],
+        }
+    return found
+
+
+PARTS = {
+    "device": device,
+    "attention": attention,
+    "smoke": smoke,
+    "base": lambda sizes: training(sizes, sizes.base),
+    "decoding": decoding,
+    "big": lambda sizes: training(sizes, sizes.big),
+}
+TOGETHER = (("device",), ("attention", "smoke"), ("base",), ("decoding",), ("big",))  # side by side: what is not timed
+CHILDREN = {"device", "attention", "decoding", "estimate"}  # use the device themselves, so have processes of their own
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def _child(part: str, sizes: Sizes, *more: str, **environment: str) -> Result:
+    """The result of a part, computed in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.accelerator", "--part", part, *more]
+    command += ["--rehearse"] if sizes is TINY else []
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{part} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured(part: str, sizes: Sizes) -> Result:
+    """The result of a part with the seconds that it took, or how it failed."""
+    started = time.monotonic()
+    try:
+        found = _child(part, sizes) if part in CHILDREN else PARTS[part](sizes)
+    except Exception:  # the next part goes on
+        found = {"failed": traceback.format_exc()[-3000:]}
+    return found | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def lines_of(found: Result, indent: str = "") -> list[str]:
+    """A result as text, a line a figure."""
+    lines = []
+    for name, value in found.items():
+        if isinstance(value, dict) and set(value) == {"median", "lowest", "highest"}:
+            value = f"{value['median']:.4g} ({value['lowest']:.4g} to {value['highest']:.4g})"
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}:", *lines_of(value, indent + "  ")] if value else []
+        else:
+            lines.append(f"{indent}{name}: {f'{value:.4g}' if isinstance(value, float) else value}")
+    return lines
+
+
+def main() -> None:
+    """Runs the parts one after another; prints and writes what each found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="the JSON file; text goes beside it. Default: by the device's name")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts alone")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes")
+    parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sizes = TINY if arguments.rehearse else FULL
+    if arguments.part:
+        part, *more = arguments.part
+        with contextlib.redirect_stdout(sys.stderr):
+            found = (PARTS | {"estimate": estimate})[part](sizes, *more)
+        return print(json.dumps(found))
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the device
+    result = {"command": "python -m benchmarks.accelerator " + " ".join(sys.argv[1:])}
+    result |= {"date": datetime.date.today().isoformat(), "cores": os.cpu_count()}
+    output = arguments.output
+    for together in TOGETHER:
+        parts = [part for part in together if part in arguments.only or part == "device"]
+        with ThreadPoolExecutor(len(together)) as pool:
+            result |= zip(parts, pool.map(lambda part: measured(part, sizes), parts), strict=True)
+        kind = result["device"].get("kind", "unknown").lower().replace(" ", "-")
+        output = output or ROOT / "results" / f"accelerator-{kind}.json"
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=2) + "\n")
+        output.with_suffix(".txt").write_text("\n".join(lines_of(result)) + "\n")
+        print("\n".join(lines_of({part: result[part] for part in parts})), flush=True)
+
+
+if __name__ == "__main__":
+    main()
