@@ -129,7 +129,8 @@ class Evaluator:
     def _sum_over(self, split: Split, params: dict, name: str) -> metrics.Sums | jax.Array:
         """What the step `name` returns, added over all batches of `split`; `params` as the mode holds them."""
         sums = None
-        for number, batch in enumerate(stream(pipeline.batches(split), self._mode.put_batch)):
+        batches = pipeline.batches(split, part=parallel.rows_of_process(self._mode.mesh))
+        for number, batch in enumerate(stream(batches, self._mode.put_batch)):
             shape = split.plan.shape(number)
             if (name, shape) not in self._compiled:
                 struct = batch_shapes.struct(self._config, *shape)

@@ -175,7 +175,7 @@ def test_the_rows_of_all_processes_together_are_the_global_batch(shape, count):
     tokens = {"classified": make_classified(), "packed": Tokens(target=make_pairs().target)}.get(shape, make_pairs())
     plan = {"packed": make_packed, "packed pairs": make_packed_pairs}.get(shape, make_plan)(tokens)
     whole = Batches(tokens, plan, num_steps=7)
-    parts = [Batches(tokens, plan, num_steps=7, process_index=p, process_count=count) for p in range(count)]
+    parts = [Batches(tokens, plan, num_steps=7, part=(p, count)) for p in range(count)]
     for step in range(7):
         of_processes = [part[step] for part in parts]
         for name, expected in whole[step].items():
@@ -334,9 +334,7 @@ def test_drawn_ids_stand_in_the_rows_that_hold_them_and_the_usual_ones_in_the_ot
 
 def test_drawn_ids_too_are_those_of_the_global_batch_in_every_process(pairs, plan):
     whole = Batches(pairs, plan, num_steps=7, draw=Doubling(pairs))
-    parts = [
-        Batches(pairs, plan, num_steps=7, process_index=p, process_count=3, draw=Doubling(pairs)) for p in range(3)
-    ]
+    parts = [Batches(pairs, plan, num_steps=7, part=(p, 3), draw=Doubling(pairs)) for p in range(3)]
     for step in range(7):
         of_processes = [part[step] for part in parts]
         for name, expected in whole[step].items():

@@ -281,13 +281,6 @@ def test_sizes_that_would_leave_devices_out_of_the_rest_are_refused():
         parallel.make_mesh(-1, 3)
 
 
-def test_devices_of_a_layer_belong_to_one_process(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(jax, "local_device_count", lambda: 4)
-    with pytest.raises(ValueError, match=r"config\.parallel\.tensor: 8 devices .* each has 4; choose a divisor"):
-        parallel.make_mesh(1, 1, 8)
-
-
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_rows_are_shared_by_the_devices_of_two_axes(microbatches):
     mesh = parallel.make_mesh(2, 2, 2)

@@ -46,8 +46,7 @@ class Tokens:
 class Batches:
     """Random access to the batch of each step, as grain wants a source: this process's rows of it.
 
-    The rows of process p are the p-th of `process_count` equal parts, so the global batch does not depend on how
-    many processes there are.
+    They are one of so many equal parts, so the global batch does not depend on how many processes there are.
 
     Attributes:
       drawn: texts whose ids were drawn so far.
@@ -60,16 +59,16 @@ class Batches:
         plan: BatchPlan | PackedPlan,
         *,
         num_steps: int,
-        process_index: int = 0,
-        process_count: int = 1,
+        part: tuple[int, int] = (0, 1),
         draw: Callable[[np.ndarray, int], dict[str, Ragged]] | None = None,
     ):
         """
         Args:
+          part: the number of this process's part, from 0, and how many there are.
           draw: gives other ids of the sides of examples, by their numbers and the epoch.
         """
         self._tokens, self._plan, self._num_steps, self._draw = tokens, plan, num_steps, draw
-        self._part = (process_index, process_count)
+        self._part = part
         self.drawn = self.not_fitting = 0
 
     def __len__(self) -> int:

@@ -299,13 +299,12 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
     return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))
 
 
-def batches(split: Split, *, num_steps: int | None = None) -> Batches:
-    """This process's share of the batches of `split`; `num_steps` None: of one epoch."""
+def batches(split: Split, *, num_steps: int | None = None, part: tuple[int, int] = (0, 1)) -> Batches:
+    """The batches of `split`, all rows or part i of n, `part` = (i, n); `num_steps` None: of one epoch."""
     return Batches(
         split.tokens,
         split.plan,
         num_steps=split.plan.steps_per_epoch if num_steps is None else num_steps,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+        part=part,
         draw=split.drawing,
     )

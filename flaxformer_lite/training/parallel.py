@@ -5,6 +5,8 @@ step is the same pure function: over a mesh it sees the global batch, under pmap
 `AXIS`.
 """
 
+import collections
+import contextlib
 import importlib.util
 import math
 import os
@@ -15,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.training import sharding
@@ -68,7 +71,7 @@ def _on_tpu_host() -> bool:
 
 
 def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of `data` x `fsdp` x `tensor` devices, the first of `devices`; -1, for one of the three: the rest.
+    """A mesh of `data` x `fsdp` x `tensor` devices, of the first of `devices`; -1, for one of the three: the rest.
 
     Args:
       data: how many share the rows of a batch.
@@ -77,8 +80,8 @@ def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[ja
       devices: what to choose from; None: all that there are.
 
     Raises:
-      ValueError: there are fewer devices, or -1 would leave some out, or the processes of a run would not have equal
-        parts.
+      ValueError: there are fewer devices, or -1 would leave some out, or several processes would not use all of theirs,
+        or the devices cannot be `arranged`.
     """
     devices, sizes = devices or jax.devices(), {DATA: data, FSDP: fsdp, TENSOR: tensor}
     known = math.prod(size for size in sizes.values() if size != -1)
@@ -90,16 +93,70 @@ def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[ja
         )
     sizes = {axis: max(1, len(devices) // known) if size == -1 else size for axis, size in sizes.items()}
     count = math.prod(sizes.values())
-    if count > len(devices) or (jax.process_count() > 1 and count != len(devices)):
+    processes = len({device.process_index for device in devices})
+    if count > len(devices) or (processes > 1 and count != len(devices)):
         asked = " x ".join(f"{size} {axis}" for axis, size in sizes.items() if size > 1 or axis == DATA)
         what = f"{count} devices" if count == sizes[DATA] else f"{asked} = {count} devices"
         raise ValueError(f"config.parallel.data: {what} asked for, there are {len(devices)}; use -1 for all.")
-    if jax.process_count() > 1 and jax.local_device_count() % sizes[TENSOR]:
+    return Mesh(arranged(devices[:count], tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def arranged(devices: Sequence[jax.Device], shape: tuple[int, int, int]) -> np.ndarray:
+    """`devices` as an array (data, fsdp, tensor) in which neighbours along an axis have fast links between them.
+
+    Slices of TPUs, and machines of GPUs, are joined by a slower network than the devices within them. It is crossed by
+    data if that divides among them, else by data and fsdp. Devices that work on the same rows belong to one process, or
+    to the same few.
+
+    Raises:
+      ValueError: devices that work on the same rows would belong to two slices; or to two processes which also work on
+        different rows.
+    """
+    in_order = np.array(sorted(devices, key=lambda device: (_slice(device), device.process_index, device.id)))
+    slices = len({_slice(device) for device in devices})
+    across = math.gcd(slices, shape[0]), math.gcd(slices // math.gcd(slices, shape[0]), shape[1]), 1
+    if math.prod(across) != slices:
         raise ValueError(
-            f"config.parallel.tensor: {sizes[TENSOR]} devices that work on the same rows belong to one process, and "
-            f"each has {jax.local_device_count()}; choose a divisor of that."
+            f"config.parallel.tensor: {shape[2]} devices that work on the same rows would belong to several slices, or "
+            f"machines, and there are {slices} of {len(devices) // slices} devices; choose a divisor of the latter."
         )
-    return jax.make_mesh(tuple(sizes.values()), AXES, devices=devices[:count], axis_types=(AxisType.Auto,) * len(AXES))
+    within = tuple(size // slower for size, slower in zip(shape, across, strict=True))
+    options = {"allow_split_physical_axes": True}
+    candidates = [in_order.reshape(shape)]
+    with contextlib.suppress(AssertionError, NotImplementedError, TypeError, ValueError):  # part of a pod: no torus
+        candidates.insert(0, mesh_utils.create_hybrid_device_mesh(within, across, list(in_order), **options))
+    if not (found := [each for each in candidates if _row_shards_of_processes(each) is not None]):
+        own = len(devices) // len({device.process_index for device in devices})
+        raise ValueError(
+            f"config.parallel.tensor: {shape[2]} devices that work on the same rows belong to one process, or to whole "
+            f"processes, and each has {own}; choose a divisor of that, or a multiple."
+        )
+    return found[0]
+
+
+def _slice(device: jax.Device) -> int:
+    return getattr(device, "slice_index", None) or 0
+
+
+def _row_shards_of_processes(devices: np.ndarray) -> dict[int, frozenset[int]] | None:
+    """For each process the parts of the rows that its devices hold; None if two share some of theirs and not all."""
+    found = collections.defaultdict(set)
+    for shard, group in enumerate(devices.reshape(-1, devices.shape[-1])):
+        for device in group:
+            found[device.process_index].add(shard)
+    shards = {process: frozenset(held) for process, held in found.items()}
+    alike = len({len(held) for held in shards.values()}) == 1
+    return shards if alike and sum(map(len, set(shards.values()))) == len(frozenset().union(*shards.values())) else None
+
+
+def rows_of_process(mesh: Mesh) -> tuple[int, int]:
+    """Which of how many equal parts of a batch's rows this process provides.
+
+    Processes whose devices work on the same rows provide the same part.
+    """
+    shards = _row_shards_of_processes(mesh.devices)
+    parts = sorted(set(shards.values()), key=min)
+    return parts.index(shards[jax.process_index()]), len(parts)
 
 
 def widest_mesh(rows_multiple: int, tensor: int = 1) -> Mesh:
