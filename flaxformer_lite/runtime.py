@@ -18,6 +18,9 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 KEPT_MEMORY = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1}
 ONE_HEAP = {M_ARENA_MAX: 1}
 
+DEVICES = Path("/dev")
+TPU_VARIABLES = ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "MEGASCALE_SLICE_ID")  # of a pod's hosts
+
 FEW_OBJECTS = 50_000  # new ones after which Python looks for garbage: what makes a program leaves many, none of it such
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
@@ -42,10 +45,34 @@ def quiet_libraries() -> None:
 
 
 def computes_on_cpu() -> bool:
-    """Whether JAX will find nothing but a CPU here, as far as can be told before it looks."""
+    """Whether JAX will find nothing but a CPU here, as far as can be told before it looks.
+
+    That the package for an accelerator is installed does not say that there is one: its compiler serves `plan` too.
+    """
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms == "cpu"
-    return not any(importlib.util.find_spec(name) for name in ("libtpu", "jax_plugins"))
+    return not (has_tpu() or has_other_accelerator())
+
+
+def has_tpu() -> bool:
+    """Whether this machine is a host of TPU chips and has what drives them."""
+    if importlib.util.find_spec("libtpu") is None:
+        return False
+    return _any_device("accel*", "vfio/[0-9]*") or any(name in os.environ for name in TPU_VARIABLES)
+
+
+def has_other_accelerator() -> bool:
+    """Whether a plugin of JAX is installed, and if it is one for GPUs, whether there is a GPU."""
+    plugins = importlib.util.find_spec("jax_plugins")
+    if plugins is None:
+        return False
+    names = {path.name for folder in plugins.submodule_search_locations for path in Path(folder).glob("[!_]*")}
+    for_gpus = all(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
+    return not for_gpus or _any_device("nvidia[0-9]*", "dxg", "nvhost-gpu", "kfd")  # dxg: Windows' Linux
+
+
+def _any_device(*patterns: str) -> bool:
+    return any(next(DEVICES.glob(pattern), None) for pattern in patterns)
 
 
 def cpu_devices() -> int:

@@ -336,7 +336,7 @@ TAKEN_UP = [
     ("one device", SPLIT),
     (SPLIT, "mesh of 8"),
     (SPLIT, SPLIT_BY_FOUR),
-    (SPLIT_BY_FOUR, ACROSS),
+    (SPLIT, ACROSS),
     (ACROSS, "one device"),
 ]
 # What is split goes on in every other way in test_sharding.py, and is made of what pmap held whole here.

@@ -9,6 +9,7 @@ import zlib
 import pytest
 
 from flaxformer_lite import runtime
+from flaxformer_lite.training import parallel
 
 WHOLE = zlib.compress(bytes(range(256)) * 50)
 
@@ -152,11 +153,46 @@ def test_what_jax_is_told_to_compute_on_says_whether_it_is_a_cpu_alone(monkeypat
     assert runtime.computes_on_cpu() is only_cpu
 
 
-@pytest.mark.parametrize("plugin", ["libtpu", "jax_plugins"])
-def test_a_plugin_for_an_accelerator_says_that_it_is_not_a_cpu_alone(monkeypatch, plugin):
+@pytest.mark.parametrize(
+    ("package", "devices", "variables", "only_cpu"),
+    [
+        (None, [], [], True),
+        (None, ["accel0", "nvidia0"], [], True),  # which JAX cannot use
+        ("libtpu", [], [], True),  # for its compiler
+        ("libtpu", ["vfio/vfio"], [], True),  # of any host of virtual machines
+        ("libtpu", ["accel0"], [], False),
+        ("libtpu", ["vfio/vfio", "vfio/0"], [], False),
+        ("libtpu", [], ["TPU_WORKER_ID"], False),
+        ("jax_plugins/xla_cuda13", [], [], True),
+        ("jax_plugins/xla_cuda13", ["nvidiactl"], [], True),
+        ("jax_plugins/xla_cuda13", ["nvidiactl", "nvidia3"], [], False),
+        ("jax_plugins/xla_cuda12", ["dxg"], [], False),
+        ("jax_plugins/xla_rocm7", ["kfd"], [], False),
+        ("jax_plugins/of_another_maker", [], [], False),
+    ],
+)
+def test_a_package_for_an_accelerator_counts_where_there_is_one(
+    monkeypatch, tmp_path, package, devices, variables, only_cpu
+):
     monkeypatch.delenv("JAX_PLATFORMS")
-    found = lambda present: lambda name: object() if name in present else None  # noqa: E731
-    monkeypatch.setattr(runtime.importlib.util, "find_spec", found([]))
-    assert runtime.computes_on_cpu()
-    monkeypatch.setattr(runtime.importlib.util, "find_spec", found([plugin]))
-    assert not runtime.computes_on_cpu()
+    for name in variables:
+        monkeypatch.setenv(name, "0")
+    for name in devices:
+        (tmp_path / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    monkeypatch.setattr(runtime, "DEVICES", tmp_path / "dev")
+    (tmp_path / "packages").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
+    if package:
+        (tmp_path / "packages" / package).mkdir(parents=True)
+    assert runtime.computes_on_cpu() is only_cpu
+    assert parallel._on_tpu_host() is (package == "libtpu" and not only_cpu)
+
+
+def test_a_run_starts_where_the_package_for_tpus_is_installed_and_no_chip(tmp_path):
+    (tmp_path / "libtpu").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
+    code = "from flaxformer_lite.training import parallel; parallel.initialize(None, None, None); print('started')"
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert told.stdout == "started\n", told.stderr

@@ -7,7 +7,6 @@ step is the same pure function: over a mesh it sees the global batch, under pmap
 
 import collections
 import contextlib
-import importlib.util
 import math
 import os
 import re
@@ -20,6 +19,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from flaxformer_lite import runtime
 from flaxformer_lite.training import sharding
 from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
 
@@ -67,7 +67,7 @@ def _in_slurm_step_of_many() -> bool:
 
 def _on_tpu_host() -> bool:
     platforms = os.environ.get("JAX_PLATFORMS") or "tpu"
-    return "tpu" in platforms and importlib.util.find_spec("libtpu") is not None
+    return "tpu" in platforms and runtime.has_tpu()
 
 
 def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
