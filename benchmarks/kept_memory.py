@@ -53,7 +53,7 @@ def measure(devices: int, config: str) -> dict[str, float]:
     options = dict(model=model, optimizer=optimizer, label_smoothing=0.1)
     lowered = jax.jit(functools.partial(step.train_step, **options), donate_argnums=0).lower(state, batch)
     started = time.monotonic()
-    train_step = lowered.compile(compiler_options=parallel.compiler_options())
+    train_step = lowered.compile(compiler_options=parallel.compiler_options(parallel.make_mesh(1)))
     compiled = time.monotonic() - started
     for number in range(2 * STEPS):
         if number == STEPS:

@@ -1,5 +1,6 @@
 """Every backend against the reference, values and gradients; what it refuses, what 'auto' takes, and its memory."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator
@@ -9,11 +10,14 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
 
+from flaxformer_lite.config import with_vocabulary
 from flaxformer_lite.model import backends
 from flaxformer_lite.model.attention import dot_product_scores, mix, repeat_heads, softmax
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import T5_BUCKETS, clipped_offset, offsets, t5_bucket
+from flaxformer_lite.training import parallel, step
 
 B, T, S, H, K = 2, 13, 17, 6, 7  # H is no prime: its heads share keys in groups
 CLIP = 3
@@ -409,10 +413,77 @@ def test_a_backend_that_can_do_it_is_taken_by_name_and_left_for_a_single_query(b
     assert choose(backend, platform, length=1, key_length=T, pattern=CAUSAL.replace(key=OTHER_TEXT)) == "reference"
 
 
-def test_the_kernel_for_tpus_needs_each_device_to_see_its_own_rows():
+def on_devices(shape, function, *arguments):
+    """`function` of the arguments, compiled for a mesh of rows (data, fsdp) and heads (tensor)."""
+    mesh = parallel.make_mesh(*shape)
+
+    def compiled_for(*arguments):
+        with backends.compiled_for(mesh, ("data", "fsdp")):
+            return function(*arguments)
+
+    return jax.jit(compiled_for)(*arguments)
+
+
+def test_where_nothing_says_how_devices_share_the_work_the_kernel_for_tpus_is_not_taken():
     assert jax.device_count() > 1 and choose("auto", "tpu") == "xla"
-    with pytest.raises(ValueError, match=r"'flash' cannot be used: parallel.mode = 'mesh' cannot split its kernel"):
+    with pytest.raises(
+        ValueError, match="'flash' cannot be used: there are several devices, and no `backends.compiled"
+    ):
         choose("flash", "tpu")
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_devices_that_share_rows_and_heads_take_the_kernel_where_they_divide_them(platform):
+    kernel = {"tpu": "flash", "cuda": "cudnn"}[platform]
     chosen = []
-    jax.pmap(lambda x: chosen.append(choose("flash", "tpu")) or x)(jnp.zeros(jax.device_count()))
-    assert set(chosen) == {"flash"}
+    ask = lambda backend: lambda: chosen.append(choose(backend, platform)) or 0  # noqa: E731
+    for shape in ((2, 1, 1), (1, 2, 3), (1, 1, 2), (1, 1, 1)):
+        on_devices(shape, ask("auto"))
+        on_devices(shape, ask(kernel))
+    assert set(chosen) == {kernel}
+    on_devices((4, 1, 1), ask("auto"))
+    assert chosen[-1] == "xla"
+    with pytest.raises(ValueError, match=f"'{kernel}' cannot be used: 4 devices cannot share {B} rows evenly"):
+        on_devices((4, 1, 1), ask(kernel))
+    with pytest.raises(ValueError, match=f"'{kernel}' cannot be used: 4 devices cannot share {H} heads of queries"):
+        on_devices((1, 1, 4), ask(kernel))
+    jax.pmap(lambda x: chosen.append(choose(kernel, platform)) or x)(jnp.zeros(jax.device_count()))
+    assert chosen[-1] == kernel  # each device sees its own rows
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 2), (1, 1, 2)], ids=str)
+@pytest.mark.parametrize("mask", ["causal and padding", "causal window"])
+def test_a_kernel_over_devices_gives_the_values_and_gradients_of_the_reference(shape, mask, monkeypatch):
+    monkeypatch.setattr(backends, "flash", functools.partial(backends.flash, interpret=True))
+    causal, window, segments = MASKS[mask]
+    segments = np.repeat(segments, 10, axis=1)
+    inputs, length = qkv(GROUPS["grouped"], 130, 130), segments.shape[1]
+    weight = draw(5, *inputs[0].shape) * (segments > 0)[:, :, None, None]
+
+    def results_of(attend):
+        def loss(*inputs):
+            mixed = attend(*inputs, within(segments, causal=causal, window=window and 20 * window))
+            return jnp.sum(mixed * weight), mixed
+
+        return jax.grad(loss, argnums=(0, 1, 2), has_aux=True)
+
+    assert length == 130
+    gradients, mixed = on_devices(shape, results_of(functools.partial(backends.attend, "flash")), *inputs)
+    expected, of_reference = jax.jit(results_of(reference))(*inputs)
+    assert_same([mixed * (segments > 0)[:, :, None, None]], [of_reference * (segments > 0)[:, :, None, None]])
+    assert_same(gradients, expected)
+    alone = on_devices((1, 1, 1), results_of(functools.partial(backends.attend, "flash")), *inputs)[1]
+    assert_same([mixed], [alone])
+
+
+@pytest.mark.parametrize("mode", ["mesh", "pmap"])
+def test_the_state_of_a_model_with_a_kernel_is_made_anywhere(mode):
+    config = runs.small_config({"model.backend": "flash"})
+    config = with_vocabulary(config, 100)
+    _, initial_state = step.of_config(config)
+    _, of_reference = step.of_config(
+        dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
+    )
+    made = parallel.MODES[mode](parallel.make_mesh(8)).make_state(initial_state)
+    shapes = jax.eval_shape(of_reference)
+    assert jax.tree.map(lambda x: x.shape[mode == "pmap" :], made) == jax.tree.map(lambda x: x.shape, shapes)

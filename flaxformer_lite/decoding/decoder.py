@@ -15,6 +15,7 @@ from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
+from flaxformer_lite.model import backends
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -184,6 +185,7 @@ class Decoder:
         key = (alone, n, *(array.shape for array in batch))
         if key not in self._compiled:
             decode = self._decode_function(batch, n, None if alone else self._logits_sharding)
+            decode = decode if self._batch_sharding is None else self._on_mesh(decode)
             if alone:
                 jitted = jax.jit(self._by_devices(decode, batch))
             else:
@@ -218,6 +220,16 @@ class Decoder:
         """
         arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
         return self._batch_sharding is not None and all(x.sharding.is_fully_replicated for x in arrays)
+
+    def _on_mesh(self, decode: Callable) -> Callable:
+        """`decode(params, *batch)`, compiled for the devices of the mesh."""
+        mesh, (rows, *_) = self._batch_sharding.mesh, self._batch_sharding.spec
+
+        def compiled_for(*arguments: Any) -> Any:
+            with backends.compiled_for(mesh, rows if isinstance(rows, tuple) else (rows,)):
+                return decode(*arguments)
+
+        return compiled_for
 
     def _by_devices(self, decode: Callable, batch: list[jax.Array]) -> Callable:
         """`decode(params, *batch)`, run by each device on its own rows."""

@@ -8,12 +8,16 @@
 The `reference`, which keeps every weight, is in `attention.py`.
 """
 
+import contextlib
+import contextvars
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 
 from flaxformer_lite.model.masks import PAD, Pattern
 from flaxformer_lite.model.positions import ScoreBias
@@ -21,11 +25,45 @@ from flaxformer_lite.model.positions import ScoreBias
 BLOCK = 256  # queries, and keys, of a block: the fastest of 128 to 1024, or close to it, at every length
 LONG = 1024**2  # scores of a head from which, on a CPU, blocks take a quarter of the memory and about the same time
 KERNEL_BLOCKS = (512, 256, 128)  # `flash` takes the largest that divides the length; shorter rows leave it half idle
+KERNELS = ("cudnn", "flash")  # which the compiler cannot split over devices
 LOWEST = jnp.finfo(jnp.float32).min
 
 Block = tuple  # arrays of queries, or of keys and values, their `Places`, and their `_order` or None
 # Over some blocks of keys, float32: the sum of exp(score - largest), (B, H, T), and of values times that, (B, H, T, K).
 Sums = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """What a program is compiled for: devices, and the axes of their mesh that split rows; the others split heads."""
+
+    mesh: Mesh
+    rows: tuple[str, ...]
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The other axes."""
+        return tuple(axis for axis in self.mesh.axis_names if axis not in self.rows)
+
+    def count(self, axes: tuple[str, ...]) -> int:
+        """Devices along `axes`."""
+        return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+_DEVICES: contextvars.ContextVar[Devices | None] = contextvars.ContextVar("devices", default=None)
+
+
+@contextlib.contextmanager
+def compiled_for(mesh: Mesh, rows: tuple[str, ...]) -> Iterator[None]:
+    """While a program is traced: it is compiled for `mesh`, whose axes `rows` split rows, and the others heads.
+
+    To be entered within the function that is traced, as JAX keeps traces by function and arguments alone.
+    """
+    token = _DEVICES.set(Devices(mesh, rows))
+    try:
+        yield
+    finally:
+        _DEVICES.reset(token)
 
 
 def choose(
@@ -44,7 +82,8 @@ def choose(
 
     Args:
       reference_only: why the weights must be kept, if they must.
-      platform: 'cpu', 'tpu', 'gpu', or 'cuda' for an NVIDIA GPU with cuDNN's flash attention; None: this device.
+      platform: 'cpu', 'tpu', 'gpu', or 'cuda' for an NVIDIA GPU with cuDNN's flash attention; None: of the devices
+        that the program is `compiled_for`, or else of the first that there is.
 
     Raises:
       ValueError: the backend that is named cannot do it.
@@ -57,10 +96,11 @@ def choose(
         if reference_only is not None or (platform == "cpu" and T * S < LONG):
             return "reference"
         kernel = {"cuda": "cudnn", "tpu": "flash"}.get(platform, "")
-        if kernel and min(T, S) >= min(KERNEL_BLOCKS) and not _why_not(kernel, query_BTHK, pattern, bias, platform):
+        arguments = query_BTHK, key_BSGK, pattern, bias, platform
+        if kernel and min(T, S) >= min(KERNEL_BLOCKS) and not _why_not(kernel, *arguments):
             return kernel
         return "blockwise" if T * S >= LONG else "xla"
-    reason = reference_only or _why_not(backend, query_BTHK, pattern, bias, platform)
+    reason = reference_only or _why_not(backend, query_BTHK, key_BSGK, pattern, bias, platform)
     if reason is not None:
         raise ValueError(f"config.model.backend: {backend!r} cannot be used: {reason}; use 'reference' or 'auto'.")
     return backend
@@ -68,7 +108,7 @@ def choose(
 
 def stand_in(backend: str) -> str:
     """What is traced in place of `backend` where its devices are not: a kernel's, like blocks, keeps no weights."""
-    return "blockwise" if backend in ("cudnn", "flash") else backend
+    return "blockwise" if backend in KERNELS else backend
 
 
 def attend(
@@ -86,23 +126,72 @@ def attend(
     meant to be ignored.
     """
     compute = {"blockwise": blockwise, "xla": xla, "cudnn": cudnn, "flash": flash}[backend]
+    if backend in KERNELS and (devices := _sharing_devices()):
+        compute = functools.partial(on_each_device, compute, devices)
     return compute(query_BTHK, key_BSGK, value_BSGK, pattern, *([] if bias is None else [bias]))
+
+
+def on_each_device(
+    kernel: Callable,
+    devices: Devices,
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    pattern: Pattern,
+) -> jax.Array:
+    """What `kernel` returns, each of `devices` having computed its own rows and heads: (B, T, H, K)."""
+    B, among_itself = query_BTHK.shape[0], pattern.query is pattern.key
+    of_rows, of_heads = PartitionSpec(devices.rows), PartitionSpec(devices.rows, None, devices.heads)
+    query, key = jax.tree.map(lambda x_BL: jnp.broadcast_to(x_BL, (B, *x_BL.shape[1:])), (pattern.query, pattern.key))
+
+    def of_device(query_BTHK, key_BSGK, value_BSGK, query, key):
+        own = pattern.replace(query=query, key=query if among_itself else key)
+        return kernel(query_BTHK, key_BSGK, value_BSGK, own)
+
+    specs = {"in_specs": (*[of_heads] * 3, of_rows, of_rows), "out_specs": of_heads}
+    split = jax.shard_map(of_device, mesh=devices.mesh, **specs, check_vma=False)  # a kernel's output has no such type
+    return split(query_BTHK, key_BSGK, value_BSGK, query, key)
+
+
+def _sharing_devices() -> Devices | None:
+    """The devices that share rows or heads of what is traced; None: there is one, or each traces its own part."""
+    devices = _DEVICES.get()
+    shared = devices is not None and devices.mesh.size > 1
+    return devices if shared and not jax.sharding.get_abstract_mesh().manual_axes else None
 
 
 def _platform() -> str:
     """The devices in use: 'cpu', 'tpu', 'gpu', or 'cuda' for an NVIDIA GPU with cuDNN's flash attention."""
-    capability = getattr(jax.devices()[0], "compute_capability", "")  # '9.0'; of an AMD GPU 'gfx942'
+    device = devices.mesh.devices.flat[0] if (devices := _DEVICES.get()) else jax.devices()[0]
+    capability = getattr(device, "compute_capability", "")  # '9.0'; of an AMD GPU 'gfx942'
     major = capability.partition(".")[0]
-    return "cuda" if major.isdigit() and int(major) >= 8 else jax.default_backend()  # 8: Ampere
+    return "cuda" if major.isdigit() and int(major) >= 8 else device.platform  # 8: Ampere
 
 
 def _why_not(
-    backend: str, query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | None, platform: str
+    backend: str,
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    pattern: Pattern,
+    bias: ScoreBias | None,
+    platform: str,
 ) -> str | None:
     """Why `backend` cannot do this; None if it can, as 'blockwise' and 'xla' always can."""
-    if backend == "cudnn":
-        return _why_not_cudnn(query_BTHK, pattern, bias, platform)
-    return _why_not_flash(pattern, bias, platform) if backend == "flash" else None
+    if backend not in KERNELS:
+        return None
+    why_not = _why_not_cudnn if backend == "cudnn" else _why_not_flash
+    return why_not(query_BTHK, pattern, bias, platform) or _why_not_split(query_BTHK, key_BSGK)
+
+
+def _why_not_split(query_BTHK: jax.Array, key_BSGK: jax.Array) -> str | None:
+    if (devices := _sharing_devices()) is None:
+        return None
+    sizes = {"rows": (query_BTHK.shape[0], devices.rows), "heads of queries": (query_BTHK.shape[2], devices.heads)}
+    sizes["heads of keys"] = key_BSGK.shape[2], devices.heads
+    for what, (size, axes) in sizes.items():
+        if size % (count := devices.count(axes)):
+            return f"{count} devices cannot share {size} {what} evenly"
+    return None
 
 
 def _why_not_cudnn(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | None, platform: str) -> str | None:
@@ -122,11 +211,11 @@ def _why_not_cudnn(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | No
     return _why_not_by_index(pattern)
 
 
-def _why_not_flash(pattern: Pattern, bias: ScoreBias | None, platform: str) -> str | None:
+def _why_not_flash(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | None, platform: str) -> str | None:
     if platform != "tpu":
         return f"it runs on TPUs, and this is {platform!r}"
-    if jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
-        return "parallel.mode = 'mesh' cannot split its kernel over devices, only 'pmap' can"
+    if _DEVICES.get() is None and jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
+        return "there are several devices, and no `backends.compiled_for` says how they share rows and heads"
     if bias is not None:
         return "it takes nothing that model.position adds to the scores"
     return _why_not_by_index(pattern)

@@ -20,6 +20,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite import runtime
+from flaxformer_lite.model import backends
 from flaxformer_lite.training import sharding
 from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
 
@@ -167,7 +168,7 @@ def widest_mesh(rows_multiple: int, tensor: int = 1) -> Mesh:
     """
     count = len(jax.devices())
     if not 1 <= tensor <= count:
-        more = "; JAX_NUM_CPU_DEVICES=2 makes two of a CPU" if jax.default_backend() == "cpu" else ""
+        more = "; JAX_NUM_CPU_DEVICES=2 makes two of a CPU" if jax.devices()[0].platform == "cpu" else ""
         raise ValueError(f"tensor: expected 1 to {count}, the devices that there are, got {tensor}{more}.")
     data = max(n for n in range(1, count // tensor + 1) if rows_multiple % n == 0)
     return make_mesh(data, tensor=tensor)
@@ -219,9 +220,9 @@ def largest(number: int, mesh: Mesh) -> jax.Array:
     return jax.jit(jnp.max, out_shardings=NamedSharding(mesh, WHOLE))(shards)
 
 
-def compiler_options() -> dict[str, str]:
-    """What XLA is told when it compiles a step, or the state before the first, for the devices that there are."""
-    return COMPILER_OPTIONS.get(jax.default_backend(), {})
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """Options of XLA for a step, or the state before the first, on the devices of `mesh`."""
+    return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
 
 
 class MeshMode:
@@ -242,7 +243,7 @@ class MeshMode:
         traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
         lowered = jitted.lower(self.held(state), batch)  # JAX remembers what it has traced
-        return lowered.compile(compiler_options=compiler_options())
+        return lowered.compile(compiler_options=compiler_options(self.mesh))
 
     def held(self, tree: Tree) -> Tree:
         """Shapes and types of a state or a part of it, with how this mode holds it: what a checkpoint is read into."""
@@ -253,7 +254,7 @@ class MeshMode:
         """What `initial_state` returns, each device making its own part of it."""
         shardings = sharding.of(jax.eval_shape(initial_state), self.mesh)
         lowered = jax.jit(initial_state, out_shardings=shardings).lower()
-        return lowered.compile(compiler_options=compiler_options())()
+        return lowered.compile(compiler_options=compiler_options(self.mesh))()
 
     def put_state(self, state: Tree) -> Tree:
         """A state as `held`, or on the host, as this mode's state."""
@@ -286,12 +287,12 @@ class PmapMode:
 
     def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
         """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
-        size = self.mesh.size
+        size, step = self.mesh.size, _compiled_for(step, self.mesh)
         device_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0] // size, *x.shape[1:]), x.dtype), batch)
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
         arguments = jax.tree.map(self._a_device_each, (state, device_batch))
         if self.compiles_ahead:
-            return mapped.lower(*arguments).compile(compiler_options=compiler_options())
+            return mapped.lower(*arguments).compile(compiler_options=compiler_options(self.mesh))
         # Over several processes pmap compiles in its first call only, which all of them must make at the same time.
         zeros = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype), self._leading), arguments)
         jax.block_until_ready(mapped(*zeros))
@@ -311,7 +312,7 @@ class PmapMode:
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """What `initial_state` returns, as one copy a device."""
         lowered = jax.jit(initial_state).lower()
-        return self.put_state(lowered.compile(compiler_options=compiler_options())())
+        return self.put_state(lowered.compile(compiler_options=compiler_options(self.mesh))())
 
     def put_state(self, state: Tree) -> Tree:
         """Host or replicated arrays as one copy a device, on a new leading axis."""
@@ -331,6 +332,16 @@ class PmapMode:
     def read(self, sums: Tree) -> Tree:
         """Metrics of a compiled step, the same on every device, on the host; waits for the step."""
         return jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data[0], sums))
+
+
+def _compiled_for(step: Callable, mesh: Mesh) -> Callable:
+    """`step` of each device of `mesh` alone."""
+
+    def of_device(*arguments: Tree) -> Tree:
+        with backends.compiled_for(mesh, AXES):
+            return step(*arguments)
+
+    return of_device
 
 
 MODES = {"mesh": MeshMode, "pmap": PmapMode}

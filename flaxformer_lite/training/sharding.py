@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flaxformer_lite.model import backends
 from flaxformer_lite.model.embeddings import Inputs
 from flaxformer_lite.model.layers import Residual
 
@@ -94,18 +95,16 @@ def check(params: Tree, mesh: Mesh, *, section: str = "config.parallel.") -> Non
 
 
 def by_rows(step: Callable, mesh: Mesh) -> Callable:
-    """`step`, with what its layers hand on split by rows.
+    """`step` for the devices of `mesh`, with what its layers hand on split by rows.
 
     Else the compiler may split it as the weights that it meets, and sends activations where it should send weights,
     which are fewer. A table of vectors, which are looked up, not multiplied, is sent whole for the same reason.
     """
-    if mesh.size == mesh.shape[DATA]:  # nothing else is split
-        return step
     rows = NamedSharding(mesh, ROWS)
 
     def keep_rows(method: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         module = context.module
-        if context.method_name != "__call__":
+        if context.method_name != "__call__" or mesh.size == mesh.shape[DATA]:  # then nothing but rows is split
             return method(*args, **kwargs)
         if isinstance(module, nn.Embed):
             axes = RULES[rules_for("/".join([*module.path, "embedding"]))[0]]
@@ -116,7 +115,7 @@ def by_rows(step: Callable, mesh: Mesh) -> Callable:
         return jax.lax.with_sharding_constraint(out, rows) if isinstance(module, Inputs | Residual) else out
 
     def split(*arguments: Tree) -> Tree:
-        with nn.intercept_methods(keep_rows):
+        with nn.intercept_methods(keep_rows), backends.compiled_for(mesh, (DATA, FSDP)):
             return step(*arguments)
 
     return split

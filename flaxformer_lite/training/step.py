@@ -13,6 +13,7 @@ A masked decoder (`model.decoder`) learns to predict the tokens of the target th
 `loss` and `accuracy` are of those tokens alone, given the others, and so no match for those of a causal decoder.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -64,7 +65,7 @@ def init_state(
 ) -> TrainState:
     """The state before the first step, a function of `seed` alone; with `ema` it keeps a moving average."""
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
-    params = model.init(params_key, *_example_inputs(model, length))["params"]
+    params = _without_kernels(model).init(params_key, *_example_inputs(model, length))["params"]
     average = jax.tree.map(jnp.copy, params) if ema else None  # memory of its own: steps give theirs away
     key_data = jax.random.key_data(dropout_key)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key_data, average)
@@ -85,7 +86,15 @@ def of_config(
 
 def param_shapes(model: nn.Module) -> dict:
     """Shapes and types of the model's parameters; nothing is computed."""
-    return jax.eval_shape(model.init, jax.random.key(0), *_example_inputs(model, 1))["params"]
+    init = _without_kernels(model).init
+    return jax.eval_shape(init, jax.random.key(0), *_example_inputs(model, 1))["params"]
+
+
+def _without_kernels(model: nn.Module) -> nn.Module:
+    """The same parameters; attention by the reference, which takes any shape on any devices."""
+    if isinstance(model, Ensemble):  # of members that take 'auto', which takes no kernel for so few tokens
+        return model
+    return model.clone(config=dataclasses.replace(model.config, backend="reference"))
 
 
 def _example_inputs(model: nn.Module, length: int) -> tuple[jax.Array, ...]:
