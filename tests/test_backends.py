@@ -426,9 +426,7 @@ def on_devices(shape, function, *arguments):
 
 def test_where_nothing_says_how_devices_share_the_work_the_kernel_for_tpus_is_not_taken():
     assert jax.device_count() > 1 and choose("auto", "tpu") == "xla"
-    with pytest.raises(
-        ValueError, match="'flash' cannot be used: there are several devices, and no `backends.compiled"
-    ):
+    with pytest.raises(ValueError, match="'flash' cannot be used: there are several devices, and no"):
         choose("flash", "tpu")
 
 
@@ -478,12 +476,10 @@ def test_a_kernel_over_devices_gives_the_values_and_gradients_of_the_reference(s
 
 @pytest.mark.parametrize("mode", ["mesh", "pmap"])
 def test_the_state_of_a_model_with_a_kernel_is_made_anywhere(mode):
-    config = runs.small_config({"model.backend": "flash"})
-    config = with_vocabulary(config, 100)
-    _, initial_state = step.of_config(config)
-    _, of_reference = step.of_config(
-        dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
-    )
+    config = with_vocabulary(runs.small_config({}), 100)
+    model = dataclasses.replace(config.model, backend="flash")
+    _, of_reference = step.of_config(config)
+    _, initial_state = step.of_config(dataclasses.replace(config, model=model))
     made = parallel.MODES[mode](parallel.make_mesh(8)).make_state(initial_state)
     shapes = jax.eval_shape(of_reference)
     assert jax.tree.map(lambda x: x.shape[mode == "pmap" :], made) == jax.tree.map(lambda x: x.shape, shapes)
