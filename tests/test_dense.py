@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.model.dense import Dense
+from flaxformer_lite.model.dense import Dense, product
 
 CONFIG = ModelConfig(vocab_size=11, use_bias=True)
 ROWS, IN, OUT = (3, 5), (7,), (2, 13)
@@ -39,6 +39,24 @@ def test_its_matrix_starts_as_wide_as_all_inputs_and_all_outputs_ask_for():
         widest = math.sqrt(6 / (64 + 4 * 32))
         assert 0.99 * widest < np.abs(params["kernel"]).max() <= widest
         assert not params["bias"].any()
+
+
+@pytest.mark.parametrize(("inputs", "features"), [(IN, (17,)), (IN, OUT), (OUT, IN)], ids=["plain", "split", "join"])
+def test_its_gradients_are_those_of_its_formula(inputs, features):
+    x, kernel, weight = draw(0, *ROWS, *inputs), draw(1, *inputs, *features), draw(2, *ROWS, *features)
+    gradients = jax.grad(lambda x, kernel: (product(x, kernel, len(inputs)) * weight).sum(), argnums=(0, 1))(x, kernel)
+    matrix = np.float64(kernel).reshape(math.prod(inputs), -1)
+    flat, of_y = (np.float64(side).reshape(math.prod(ROWS), -1) for side in (x, weight))
+    np.testing.assert_allclose(gradients[0], (of_y @ matrix.T).reshape(x.shape), atol=1e-5)
+    np.testing.assert_allclose(gradients[1], (flat.T @ of_y).reshape(kernel.shape), atol=1e-5)
+
+
+def test_in_bfloat16_the_gradient_of_the_kernel_is_not_rounded():
+    x, weight = (jnp.asarray(draw(i, 257, 3), jnp.bfloat16) for i in range(2))
+    kernel = jnp.asarray(draw(2, 3, 3))
+    gradient = jax.grad(lambda kernel: jnp.vdot(product(x, kernel, 1), weight).astype(jnp.float32))(kernel)
+    exact = np.float64(x).T @ np.float64(weight)
+    assert np.abs(gradient - exact).max() < 1e-4 < np.abs(np.float64(jnp.bfloat16(exact)) - exact).max()
 
 
 def test_in_bfloat16_the_gradient_of_a_bias_is_summed_in_float32():

@@ -1,5 +1,6 @@
 """The linear map of every projection: queries, keys and values, the output of attention, and feed-forward."""
 
+import functools
 import math
 
 import flax.linen as nn
@@ -22,8 +23,35 @@ class Dense(nn.Module):
         c = self.config
         kernel = self.param("kernel", _glorot_uniform, x.shape[-self.axes :] + self.features, self.axes)
         bias = self.param("bias", nn.initializers.zeros, self.features) if c.use_bias else None
-        y = jnp.tensordot(x.astype(c.dtype), kernel.astype(c.dtype), self.axes)
+        y = product(x.astype(c.dtype), kernel, self.axes)
         return y if bias is None else add(y, bias)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x: jax.Array, kernel: jax.Array, axes: int) -> jax.Array:
+    """x W over the last `axes` axes of x, in the dtype of x; `kernel`: float32 (*inputs, *features).
+
+    The gradient of the kernel is summed over rows in float32 and never rounded. The gradient of its cast would be
+    bfloat16, and so would be the sums over devices that the compiler adds to it.
+    """
+    return jnp.tensordot(x, kernel.astype(x.dtype), axes)
+
+
+def _product_forward(x: jax.Array, kernel: jax.Array, axes: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product(x, kernel, axes), (x, kernel)
+
+
+def _product_backward(
+    axes: int, saved: tuple[jax.Array, jax.Array], y_gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    rows, features = tuple(range(x.ndim - axes)), tuple(range(axes, kernel.ndim))
+    of_y = tuple(range(y_gradient.ndim - len(features), y_gradient.ndim))
+    x_gradient = jnp.tensordot(y_gradient, kernel.astype(x.dtype), (of_y, features))
+    return x_gradient, jnp.tensordot(x, y_gradient, (rows, rows), preferred_element_type=kernel.dtype)
+
+
+product.defvjp(_product_forward, _product_backward)
 
 
 def _glorot_uniform(key: jax.Array, shape: tuple[int, ...], axes: int) -> jax.Array:
