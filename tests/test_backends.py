@@ -13,7 +13,7 @@ import pytest
 import runs
 
 from flaxformer_lite.config import with_vocabulary
-from flaxformer_lite.model import backends
+from flaxformer_lite.model import backends, devices
 from flaxformer_lite.model.attention import dot_product_scores, mix, repeat_heads, softmax
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import T5_BUCKETS, clipped_offset, offsets, t5_bucket
@@ -418,7 +418,7 @@ def on_devices(shape, function, *arguments):
     mesh = parallel.make_mesh(*shape)
 
     def compiled_for(*arguments):
-        with backends.compiled_for(mesh, ("data", "fsdp")):
+        with devices.compiled_for(mesh, ("data", "fsdp")):
             return function(*arguments)
 
     return jax.jit(compiled_for)(*arguments)

@@ -32,6 +32,7 @@ FLOORS = {
     "model.dense": 2,
     "model.positions": 2,
     "model.embeddings": 3,
+    "model.devices": 0,
     "model.backends": 3,
     "model.attention": 4,
     "model.layers": 5,

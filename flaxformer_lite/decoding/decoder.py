@@ -15,7 +15,7 @@ from flaxformer_lite.config import DecodeConfig, check_method
 from flaxformer_lite.data.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.generate import best, continuation, fill_in, place_logits, search, translation
-from flaxformer_lite.model import backends
+from flaxformer_lite.model.devices import compiled_for
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -225,11 +225,11 @@ class Decoder:
         """`decode(params, *batch)`, compiled for the devices of the mesh."""
         mesh, (rows, *_) = self._batch_sharding.mesh, self._batch_sharding.spec
 
-        def compiled_for(*arguments: Any) -> Any:
-            with backends.compiled_for(mesh, rows if isinstance(rows, tuple) else (rows,)):
+        def on_mesh(*arguments: Any) -> Any:
+            with compiled_for(mesh, rows if isinstance(rows, tuple) else (rows,)):
                 return decode(*arguments)
 
-        return compiled_for
+        return on_mesh
 
     def _by_devices(self, decode: Callable, batch: list[jax.Array]) -> Callable:
         """`decode(params, *batch)`, run by each device on its own rows."""

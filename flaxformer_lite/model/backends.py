@@ -8,17 +8,16 @@
 The `reference`, which keeps every weight, is in `attention.py`.
 """
 
-import contextlib
-import contextvars
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
+from flaxformer_lite.model import devices
+from flaxformer_lite.model.devices import Devices
 from flaxformer_lite.model.masks import PAD, Pattern
 from flaxformer_lite.model.positions import ScoreBias
 
@@ -31,39 +30,6 @@ LOWEST = jnp.finfo(jnp.float32).min
 Block = tuple  # arrays of queries, or of keys and values, their `Places`, and their `_order` or None
 # Over some blocks of keys, float32: the sum of exp(score - largest), (B, H, T), and of values times that, (B, H, T, K).
 Sums = tuple[jax.Array, jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class Devices:
-    """What a program is compiled for: devices, and the axes of their mesh that split rows; the others split heads."""
-
-    mesh: Mesh
-    rows: tuple[str, ...]
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The other axes."""
-        return tuple(axis for axis in self.mesh.axis_names if axis not in self.rows)
-
-    def count(self, axes: tuple[str, ...]) -> int:
-        """Devices along `axes`."""
-        return math.prod(self.mesh.shape[axis] for axis in axes)
-
-
-_DEVICES: contextvars.ContextVar[Devices | None] = contextvars.ContextVar("devices", default=None)
-
-
-@contextlib.contextmanager
-def compiled_for(mesh: Mesh, rows: tuple[str, ...]) -> Iterator[None]:
-    """While a program is traced: it is compiled for `mesh`, whose axes `rows` split rows, and the others heads.
-
-    To be entered within the function that is traced, as JAX keeps traces by function and arguments alone.
-    """
-    token = _DEVICES.set(Devices(mesh, rows))
-    try:
-        yield
-    finally:
-        _DEVICES.reset(token)
 
 
 def choose(
@@ -91,7 +57,7 @@ def choose(
     T, S = query_BTHK.shape[1], key_BSGK.shape[1]
     if backend == "reference" or 1 in (T, pattern.query.position_BL.shape[1]) or pattern.own_BTS is not None:
         return "reference"
-    platform = platform or _platform()
+    platform = platform or devices.platform()
     if backend == "auto":
         if reference_only is not None or (platform == "cpu" and T * S < LONG):
             return "reference"
@@ -126,22 +92,22 @@ def attend(
     meant to be ignored.
     """
     compute = {"blockwise": blockwise, "xla": xla, "cudnn": cudnn, "flash": flash}[backend]
-    if backend in KERNELS and (devices := _sharing_devices()):
-        compute = functools.partial(on_each_device, compute, devices)
+    if backend in KERNELS and (shared := devices.sharing()):
+        compute = functools.partial(on_each_device, compute, shared)
     return compute(query_BTHK, key_BSGK, value_BSGK, pattern, *([] if bias is None else [bias]))
 
 
 def on_each_device(
     kernel: Callable,
-    devices: Devices,
+    shared: Devices,
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     value_BSGK: jax.Array,
     pattern: Pattern,
 ) -> jax.Array:
-    """What `kernel` returns, each of `devices` having computed its own rows and heads: (B, T, H, K)."""
+    """What `kernel` returns, each of the devices having computed its own rows and heads: (B, T, H, K)."""
     B, among_itself = query_BTHK.shape[0], pattern.query is pattern.key
-    of_rows, of_heads = PartitionSpec(devices.rows), PartitionSpec(devices.rows, None, devices.heads)
+    of_rows, of_heads = PartitionSpec(shared.rows), PartitionSpec(shared.rows, None, shared.heads)
     query, key = jax.tree.map(lambda x_BL: jnp.broadcast_to(x_BL, (B, *x_BL.shape[1:])), (pattern.query, pattern.key))
 
     def of_device(query_BTHK, key_BSGK, value_BSGK, query, key):
@@ -149,23 +115,8 @@ def on_each_device(
         return kernel(query_BTHK, key_BSGK, value_BSGK, own)
 
     specs = {"in_specs": (*[of_heads] * 3, of_rows, of_rows), "out_specs": of_heads}
-    split = jax.shard_map(of_device, mesh=devices.mesh, **specs, check_vma=False)  # a kernel's output has no such type
+    split = jax.shard_map(of_device, mesh=shared.mesh, **specs, check_vma=False)  # a kernel's output has no such type
     return split(query_BTHK, key_BSGK, value_BSGK, query, key)
-
-
-def _sharing_devices() -> Devices | None:
-    """The devices that share rows or heads of what is traced; None: there is one, or each traces its own part."""
-    devices = _DEVICES.get()
-    shared = devices is not None and devices.mesh.size > 1
-    return devices if shared and not jax.sharding.get_abstract_mesh().manual_axes else None
-
-
-def _platform() -> str:
-    """The devices in use: 'cpu', 'tpu', 'gpu', or 'cuda' for an NVIDIA GPU with cuDNN's flash attention."""
-    device = devices.mesh.devices.flat[0] if (devices := _DEVICES.get()) else jax.devices()[0]
-    capability = getattr(device, "compute_capability", "")  # '9.0'; of an AMD GPU 'gfx942'
-    major = capability.partition(".")[0]
-    return "cuda" if major.isdigit() and int(major) >= 8 else device.platform  # 8: Ampere
 
 
 def _why_not(
@@ -184,12 +135,12 @@ def _why_not(
 
 
 def _why_not_split(query_BTHK: jax.Array, key_BSGK: jax.Array) -> str | None:
-    if (devices := _sharing_devices()) is None:
+    if (shared := devices.sharing()) is None:
         return None
-    sizes = {"rows": (query_BTHK.shape[0], devices.rows), "heads of queries": (query_BTHK.shape[2], devices.heads)}
-    sizes["heads of keys"] = key_BSGK.shape[2], devices.heads
+    sizes = {"rows": (query_BTHK.shape[0], shared.rows), "heads of queries": (query_BTHK.shape[2], shared.heads)}
+    sizes["heads of keys"] = key_BSGK.shape[2], shared.heads
     for what, (size, axes) in sizes.items():
-        if size % (count := devices.count(axes)):
+        if size % (count := shared.count(axes)):
             return f"{count} devices cannot share {size} {what} evenly"
     return None
 
@@ -214,8 +165,8 @@ def _why_not_cudnn(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | No
 def _why_not_flash(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | None, platform: str) -> str | None:
     if platform != "tpu":
         return f"it runs on TPUs, and this is {platform!r}"
-    if _DEVICES.get() is None and jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes:
-        return "there are several devices, and no `backends.compiled_for` says how they share rows and heads"
+    if devices.unknown():
+        return "there are several devices, and no `devices.compiled_for` says how they share rows and heads"
     if bias is not None:
         return "it takes nothing that model.position adds to the scores"
     return _why_not_by_index(pattern)

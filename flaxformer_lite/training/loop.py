@@ -167,8 +167,7 @@ def _train(
         if evaluation_is_due(done) and done not in scores:
             measure()
         report.say(report.resolved(config, data, mesh, state_shapes.params))
-        part = parallel.rows_of_process(mesh)
-        batches = pipeline.batches(data.train, num_steps=config.train.num_steps, part=part)
+        batches = pipeline.batches(data.train, num_steps=config.train.num_steps, part=parallel.rows_of_process(mesh))
         stream = meter.waiting_for(loader.stream(batches, mode.put_batch, first_step=done), lambda: unsettled)
         if config.train.profile and chief:
             seen = {"programs": programs.futures, "wait": lambda: jax.block_until_ready(state), "show": progress.note}

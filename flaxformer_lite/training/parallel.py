@@ -20,7 +20,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite import runtime
-from flaxformer_lite.model import backends
+from flaxformer_lite.model.devices import compiled_for
 from flaxformer_lite.training import sharding
 from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
 
@@ -287,7 +287,7 @@ class PmapMode:
 
     def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
         """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
-        size, step = self.mesh.size, _compiled_for(step, self.mesh)
+        size, step = self.mesh.size, _on_each(step, self.mesh)
         device_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0] // size, *x.shape[1:]), x.dtype), batch)
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
         arguments = jax.tree.map(self._a_device_each, (state, device_batch))
@@ -334,11 +334,11 @@ class PmapMode:
         return jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data[0], sums))
 
 
-def _compiled_for(step: Callable, mesh: Mesh) -> Callable:
+def _on_each(step: Callable, mesh: Mesh) -> Callable:
     """`step` of each device of `mesh` alone."""
 
     def of_device(*arguments: Tree) -> Tree:
-        with backends.compiled_for(mesh, AXES):
+        with compiled_for(mesh, AXES):
             return step(*arguments)
 
     return of_device

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_lite.model import backends
+from flaxformer_lite.model.devices import compiled_for
 from flaxformer_lite.model.embeddings import Inputs
 from flaxformer_lite.model.layers import Residual
 
@@ -115,7 +115,7 @@ def by_rows(step: Callable, mesh: Mesh) -> Callable:
         return jax.lax.with_sharding_constraint(out, rows) if isinstance(module, Inputs | Residual) else out
 
     def split(*arguments: Tree) -> Tree:
-        with nn.intercept_methods(keep_rows), backends.compiled_for(mesh, (DATA, FSDP)):
+        with nn.intercept_methods(keep_rows), compiled_for(mesh, (DATA, FSDP)):
             return step(*arguments)
 
     return split
