@@ -6,8 +6,11 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from flaxformer_lite.config import ModelConfig
+
+PRODUCT = "product"  # the name by which `model.remat` keeps what `Dense` computes
 
 
 class Dense(nn.Module):
@@ -23,7 +26,7 @@ class Dense(nn.Module):
         c = self.config
         kernel = self.param("kernel", _glorot_uniform, x.shape[-self.axes :] + self.features, self.axes)
         bias = self.param("bias", nn.initializers.zeros, self.features) if c.use_bias else None
-        y = product(x.astype(c.dtype), kernel, self.axes)
+        y = checkpoint_name(product(x.astype(c.dtype), kernel, self.axes), PRODUCT)
         return y if bias is None else add(y, bias)
 
 

@@ -9,7 +9,7 @@ import jax
 
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.attention import KVCache, MultiHeadAttention
-from flaxformer_lite.model.dense import Dense
+from flaxformer_lite.model.dense import PRODUCT, Dense
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Pattern
 from flaxformer_lite.model.positions import ScoreBias
@@ -22,7 +22,7 @@ ACTIVATIONS = {
 }
 # What the backward pass finds of a layer besides its input, by `remat`; the rest it computes again.
 KEPT = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # products with parameters, not with each other
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),  # products with parameters, not with each other
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 GATES = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
