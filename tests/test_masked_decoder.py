@@ -15,7 +15,7 @@ import runs
 from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.decoder import Decoder
-from flaxformer_lite.model import backends, transformer
+from flaxformer_lite.model import backends, devices, transformer
 from flaxformer_lite.model.embeddings import Inputs
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import masking, metrics, parallel
@@ -321,7 +321,7 @@ def test_candidates_are_rows_as_kernels_want_them_that_cannot_be_mapped_over(mon
     attend = jax.custom_batching.custom_vmap(lambda *inputs: backends.xla(*inputs))
     attend.def_vmap(lambda *_: pytest.fail("the kernel was mapped over"))
     shapes = []
-    monkeypatch.setattr(backends, "_platform", lambda: "cuda")
+    monkeypatch.setattr(devices, "platform", lambda: "cuda")
     monkeypatch.setattr(backends, "cudnn", like_cudnn)
     config = dataclasses.replace(CONFIG, dtype="bfloat16", d_head=8, max_length=160)
     model, params = built(config)
