@@ -341,7 +341,7 @@ def _on_each(step: Callable, mesh: Mesh) -> Callable:
         with compiled_for(mesh, AXES):
             return step(*arguments)
 
-    return of_device
+    return sharding.named_as(step, of_device)
 
 
 MODES = {"mesh": MeshMode, "pmap": PmapMode}

@@ -118,7 +118,13 @@ def by_rows(step: Callable, mesh: Mesh) -> Callable:
         with nn.intercept_methods(keep_rows), compiled_for(mesh, (DATA, FSDP)):
             return step(*arguments)
 
-    return split
+    return named_as(step, split)
+
+
+def named_as(step: Callable, wrapper: Callable) -> Callable:
+    """`wrapper`, whose programs have the name of `step` in traces and in the cache."""
+    wrapper.__name__ = getattr(getattr(step, "func", step), "__name__", wrapper.__name__)  # func: of a partial
+    return wrapper
 
 
 def _name(path: tuple) -> str:
