@@ -336,6 +336,7 @@ TAKEN_UP = [
     ("one device", SPLIT),
     (SPLIT, "mesh of 8"),
     (SPLIT, SPLIT_BY_FOUR),
+    (SPLIT_BY_FOUR, "one device"),
     (SPLIT, ACROSS),
     (ACROSS, "one device"),
 ]
