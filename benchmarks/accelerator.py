@@ -43,14 +43,14 @@ from benchmarks import train_step
 ROOT = Path(__file__).parent.parent
 # Largest difference over largest value of the reference: what bfloat16 rounds, and what float32 does.
 BOUNDS = {"bfloat16": 2e-2, "float32": 2e-5}
-STEPS, KILLED_AT = 40, 20  # of the smoke config
+STEPS, RESUMED_AT = 40, 20  # of the smoke config
 LOSS_BOUND = 1e-3  # relative difference from a CPU's losses
 Result = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What the parts compute."""
+    """Sizes of the computations of each part."""
 
     side: int  # of the square matrices that are multiplied
     rows: tuple[int, int, int, int]  # of attention: batch, length, heads, numbers a head
@@ -153,7 +153,7 @@ def attention(sizes: Sizes) -> Result:
             return {"refused": ", ".join(sorted(set(refused.values())))}
         try:
             found = results(backend, dtype, {name: patterns[name] for name in patterns if name not in refused})
-        except Exception as error:  # of one backend; the others go on
+        except Exception as error:  # one backend failed; measure the others
             return {"failed": f"{type(error).__name__}: {error}"[:2000]}
         of_mask = {
             name: max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(arrays, expected[name], strict=True))
@@ -169,9 +169,12 @@ def attention(sizes: Sizes) -> Result:
 
 
 def smoke(sizes: Sizes) -> Result:
-    """Losses of the smoke config here and on a CPU, and of a run that is stopped and resumed here."""
+    """Losses of the smoke config here and on a CPU, and of a run of half the steps that is resumed here.
+
+    Deterministic operations exclude autotuning, so two processes that compile by themselves compute the same bits.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        flags = [f"--config.train.{name}={KILLED_AT}" for name in ("eval_every", "checkpoint_every")]
+        flags = [f"--config.train.{name}={RESUMED_AT}" for name in ("eval_every", "checkpoint_every")]
         exact = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()}
         exact |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
@@ -191,7 +194,7 @@ def smoke(sizes: Sizes) -> Result:
             return [line["loss"] for line in lines if line["split"] == "train"]
 
         def resumed() -> list[float]:
-            train("resumed", KILLED_AT)
+            train("resumed", RESUMED_AT)
             return train("resumed", STEPS)
 
         with ThreadPoolExecutor(3) as pool:
@@ -211,6 +214,8 @@ def smoke(sizes: Sizes) -> Result:
 
 def training(sizes: Sizes, model: str) -> Result:
     """Milliseconds a step, arithmetic and memory of each engine, which take turns; a plan's estimate beside them."""
+    from flaxformer_lite.training import flops
+
     arguments = argparse.Namespace(size=model, dtype="bfloat16", flax_wmt="")
     engines = ["ours", *(["torch.compile"] if importlib.util.find_spec("torch") else [])]
     with ThreadPoolExecutor(len(engines) + 1) as pool:
@@ -218,19 +223,23 @@ def training(sizes: Sizes, model: str) -> Result:
         workers = {name: pool.submit(train_step.Worker, name, arguments) for name in engines}
     failed = {name: str(error) for name, worker in workers.items() if (error := worker.exception())}
     workers = {name: worker.result() for name, worker in workers.items() if name not in failed}
-    for _ in range(sizes.rounds):
+    try:
+        for _ in range(sizes.rounds):
+            for worker in workers.values():
+                worker.turn()
+    finally:  # a process that stays keeps its memory on the device
         for worker in workers.values():
-            worker.turn()
-    for worker in workers.values():
-        worker.end()
-    size, plan = train_step.SIZES[model], planned.result()
+            worker.end()
+    size = train_step.SIZES[model]
+    work = flops.train_step(train_step.config_of(size, "bfloat16"), size.rows, size.length)
+    plan = {"failed": str(error)} if (error := planned.exception()) else planned.result()
     found = {"tokens_a_step": size.rows * size.length, "plan": plan, "failed": failed}
     for name, worker in workers.items():
         seconds, product = statistics.median(worker.steps), statistics.median(worker.peaks)
         found[name] = {
             "ms_a_step": _spread([1e3 * each for each in worker.steps]),
             "tokens_a_second": size.rows * size.length / seconds,
-            "tflops": plan["flops"] / seconds / 1e12,
+            "tflops": work / seconds / 1e12,
             "tflops_of_a_product": product / 1e12,
             "gb": worker.memory / 1e9,
             "seconds_to_the_first_step": worker.first,
@@ -249,7 +258,7 @@ def estimate(sizes: Sizes, model: str) -> Result:
     config = train_step.config_of(size, "bfloat16")
     data = dataclasses.replace(config.data, vocab_size=size.vocabulary, tokens_per_batch=size.rows * size.length)
     (found,) = plan.plan(dataclasses.replace(config, data=data), parallel.make_mesh(1))
-    return {"gb": found.memory.total / 1e9, "flops": found.flops, "rows": found.rows}
+    return {"gb": found.memory.total / 1e9}
 
 
 def decoding(sizes: Sizes) -> Result:
@@ -305,7 +314,7 @@ PARTS = {
     "decoding": decoding,
     "big": lambda sizes: training(sizes, sizes.big),
 }
-TOGETHER = (("device",), ("attention", "smoke"), ("base",), ("decoding",), ("big",))  # side by side: what is not timed
+TOGETHER = (("device",), ("attention", "smoke"), ("base",), ("decoding",), ("big",))  # untimed parts run in parallel
 CHILDREN = {"device", "attention", "decoding", "estimate"}  # use the device themselves, so have processes of their own
 
 
@@ -334,7 +343,7 @@ def measured(part: str, sizes: Sizes) -> Result:
     started = time.monotonic()
     try:
         found = _child(part, sizes) if part in CHILDREN else PARTS[part](sizes)
-    except Exception:  # the next part goes on
+    except Exception:  # report it and run the next part
         found = {"failed": traceback.format_exc()[-3000:]}
     return found | {"seconds": round(time.monotonic() - started, 1)}
 
@@ -353,7 +362,7 @@ def lines_of(found: Result, indent: str = "") -> list[str]:
 
 
 def main() -> None:
-    """Runs the parts one after another; prints and writes what each found."""
+    """Runs the parts one after another; prints and writes their results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="the JSON file; text goes beside it. Default: by the device's name")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts alone")

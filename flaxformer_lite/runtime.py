@@ -45,7 +45,7 @@ def quiet_libraries() -> None:
 
 
 def computes_on_cpu() -> bool:
-    """Whether JAX will find nothing but a CPU here, as far as can be told before it looks.
+    """Whether JAX will find only a CPU here, as far as files and variables show before JAX starts.
 
     That the package for an accelerator is installed does not say that there is one: its compiler serves `plan` too.
     """

@@ -416,12 +416,7 @@ def test_a_backend_that_can_do_it_is_taken_by_name_and_left_for_a_single_query(b
 def on_devices(shape, function, *arguments):
     """`function` of the arguments, compiled for a mesh of rows (data, fsdp) and heads (tensor)."""
     mesh = parallel.make_mesh(*shape)
-
-    def compiled_for(*arguments):
-        with devices.compiled_for(mesh, ("data", "fsdp")):
-            return function(*arguments)
-
-    return jax.jit(compiled_for)(*arguments)
+    return jax.jit(devices.compiled_for(function, mesh, ("data", "fsdp")))(*arguments)
 
 
 def test_where_nothing_says_how_devices_share_the_work_the_kernel_for_tpus_is_not_taken():

@@ -1,4 +1,4 @@
-"""Where the devices of a pod, or of many machines, stand in a mesh: every shape of every size, by made-up devices."""
+"""The mesh of a pod, or of several machines: every shape of every size, with made-up devices."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,7 @@ from flaxformer_lite.training.sharding import AXES
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What is asked of a TPU's chip, or of a GPU."""
+    """The attributes of a TPU chip, or of a GPU, that a mesh depends on."""
 
     id: int
     platform: str
@@ -32,7 +32,7 @@ PODS += [(kind, sides) for kind in ("TPU v4", "TPU v5") for sides in CUBES]
 
 
 def pod(kind: str, sides: tuple[int, int, int], slices: int = 1) -> list[Chip]:
-    """The chips of so many slices; a host has up to 2 x 2 of them."""
+    """The chips of `slices` slices; a host has up to 2 x 2 of them."""
     host = (*(min(2, side) for side in sides[:2]), 1)
     hosts = [side // own for side, own in zip(sides, host, strict=True)]
     chips = []

@@ -185,7 +185,9 @@ class Decoder:
         key = (alone, n, *(array.shape for array in batch))
         if key not in self._compiled:
             decode = self._decode_function(batch, n, None if alone else self._logits_sharding)
-            decode = decode if self._batch_sharding is None else self._on_mesh(decode)
+            if self._batch_sharding is not None:
+                (rows, *_), mesh = self._batch_sharding.spec, self._batch_sharding.mesh
+                decode = compiled_for(decode, mesh, rows if isinstance(rows, tuple) else (rows,))
             if alone:
                 jitted = jax.jit(self._by_devices(decode, batch))
             else:
@@ -220,16 +222,6 @@ class Decoder:
         """
         arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
         return self._batch_sharding is not None and all(x.sharding.is_fully_replicated for x in arrays)
-
-    def _on_mesh(self, decode: Callable) -> Callable:
-        """`decode(params, *batch)`, compiled for the devices of the mesh."""
-        mesh, (rows, *_) = self._batch_sharding.mesh, self._batch_sharding.spec
-
-        def on_mesh(*arguments: Any) -> Any:
-            with compiled_for(mesh, rows if isinstance(rows, tuple) else (rows,)):
-                return decode(*arguments)
-
-        return on_mesh
 
     def _by_devices(self, decode: Callable, batch: list[jax.Array]) -> Callable:
         """`decode(params, *batch)`, run by each device on its own rows."""

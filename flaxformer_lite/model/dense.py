@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from flaxformer_lite.config import ModelConfig
 
-PRODUCT = "product"  # the name by which `model.remat` keeps what `Dense` computes
+PRODUCT = "product"  # `model.remat` keeps the output of `Dense` by this name
 
 
 class Dense(nn.Module):

@@ -1,10 +1,10 @@
-"""Which devices a program is compiled for, as far as a kernel must know that the compiler cannot split over them."""
+"""The devices that a program is compiled for, for kernels that the compiler cannot split over them."""
 
-import contextlib
 import contextvars
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """What a program is compiled for: devices, and the axes of their mesh that split rows; the others split heads."""
+    """A mesh that a program is compiled for, and its axes that split rows; the others split heads."""
 
     mesh: Mesh
     rows: tuple[str, ...]
@@ -30,28 +30,32 @@ class Devices:
 _DEVICES: contextvars.ContextVar[Devices | None] = contextvars.ContextVar("devices", default=None)
 
 
-@contextlib.contextmanager
-def compiled_for(mesh: Mesh, rows: tuple[str, ...]) -> Iterator[None]:
-    """While a program is traced: it is compiled for `mesh`, whose axes `rows` split rows, and the others heads.
+def compiled_for(function: Callable, mesh: Mesh, rows: tuple[str, ...]) -> Callable:
+    """`function`, to be compiled for `mesh`, whose axes `rows` split rows, and the others heads.
 
-    To be entered within the function that is traced, as JAX keeps traces by function and arguments alone.
+    The result is a new function at each call: JAX caches traces by function and arguments, not by mesh.
     """
-    token = _DEVICES.set(Devices(mesh, rows))
-    try:
-        yield
-    finally:
-        _DEVICES.reset(token)
+
+    def on_mesh(*arguments: Any) -> Any:
+        token = _DEVICES.set(Devices(mesh, rows))
+        try:
+            return function(*arguments)
+        finally:
+            _DEVICES.reset(token)
+
+    on_mesh.__name__ = getattr(getattr(function, "func", function), "__name__", "on_mesh")  # func: of a partial
+    return on_mesh
 
 
 def sharing() -> Devices | None:
-    """The devices that share rows or heads of what is traced; None: there is one, or each traces its own part."""
+    """The devices that share the rows or heads of the traced program; None: one device, or each has its own part."""
     devices = _DEVICES.get()
     shared = devices is not None and devices.mesh.size > 1
     return devices if shared and not jax.sharding.get_abstract_mesh().manual_axes else None
 
 
 def unknown() -> bool:
-    """Whether there are several devices, and nothing says how they share what is traced."""
+    """Whether there are several devices, and the program was not `compiled_for` them."""
     return _DEVICES.get() is None and jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes
 
 

@@ -239,7 +239,8 @@ class MeshMode:
         """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
         rows = NamedSharding(self.mesh, ROWS)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
-        step, donated = sharding.by_rows(step, self.mesh), (0,) if donate else ()
+        step = compiled_for(sharding.by_rows(step, self.mesh), self.mesh, (DATA, FSDP))
+        donated = (0,) if donate else ()
         traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
         lowered = jitted.lower(self.held(state), batch)  # JAX remembers what it has traced
@@ -287,7 +288,7 @@ class PmapMode:
 
     def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
         """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
-        size, step = self.mesh.size, _on_each(step, self.mesh)
+        size, step = self.mesh.size, compiled_for(step, self.mesh, AXES)
         device_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0] // size, *x.shape[1:]), x.dtype), batch)
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
         arguments = jax.tree.map(self._a_device_each, (state, device_batch))
@@ -332,16 +333,6 @@ class PmapMode:
     def read(self, sums: Tree) -> Tree:
         """Metrics of a compiled step, the same on every device, on the host; waits for the step."""
         return jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data[0], sums))
-
-
-def _on_each(step: Callable, mesh: Mesh) -> Callable:
-    """`step` of each device of `mesh` alone."""
-
-    def of_device(*arguments: Tree) -> Tree:
-        with compiled_for(mesh, AXES):
-            return step(*arguments)
-
-    return sharding.named_as(step, of_device)
 
 
 MODES = {"mesh": MeshMode, "pmap": PmapMode}

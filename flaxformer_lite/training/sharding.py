@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_lite.model.devices import compiled_for
 from flaxformer_lite.model.embeddings import Inputs
 from flaxformer_lite.model.layers import Residual
 
@@ -95,16 +94,18 @@ def check(params: Tree, mesh: Mesh, *, section: str = "config.parallel.") -> Non
 
 
 def by_rows(step: Callable, mesh: Mesh) -> Callable:
-    """`step` for the devices of `mesh`, with what its layers hand on split by rows.
+    """`step`, with what its layers hand on split by rows.
 
     Else the compiler may split it as the weights that it meets, and sends activations where it should send weights,
     which are fewer. A table of vectors, which are looked up, not multiplied, is sent whole for the same reason.
     """
+    if mesh.size == mesh.shape[DATA]:  # nothing else is split
+        return step
     rows = NamedSharding(mesh, ROWS)
 
     def keep_rows(method: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
         module = context.module
-        if context.method_name != "__call__" or mesh.size == mesh.shape[DATA]:  # then nothing but rows is split
+        if context.method_name != "__call__":
             return method(*args, **kwargs)
         if isinstance(module, nn.Embed):
             axes = RULES[rules_for("/".join([*module.path, "embedding"]))[0]]
@@ -115,16 +116,10 @@ def by_rows(step: Callable, mesh: Mesh) -> Callable:
         return jax.lax.with_sharding_constraint(out, rows) if isinstance(module, Inputs | Residual) else out
 
     def split(*arguments: Tree) -> Tree:
-        with nn.intercept_methods(keep_rows), compiled_for(mesh, (DATA, FSDP)):
+        with nn.intercept_methods(keep_rows):
             return step(*arguments)
 
-    return named_as(step, split)
-
-
-def named_as(step: Callable, wrapper: Callable) -> Callable:
-    """`wrapper`, whose programs have the name of `step` in traces and in the cache."""
-    wrapper.__name__ = getattr(getattr(step, "func", step), "__name__", wrapper.__name__)  # func: of a partial
-    return wrapper
+    return split
 
 
 def _name(path: tuple) -> str:
