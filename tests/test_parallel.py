@@ -299,6 +299,36 @@ def test_the_largest_number_of_all_processes_is_known_to_each():
     assert int(parallel.largest(15, parallel.make_mesh(8))) == 15
 
 
+ROWS_OF_TWO = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from flaxformer_lite.training import parallel
+from flaxformer_lite.training.sharding import AXES, WHOLE
+
+address, count, number = (each.partition("=")[2] for each in sys.argv[1:])
+parallel.initialize(address, int(count), int(number))
+order = np.array(jax.devices()).reshape(2, 4).T  # as pods have it: each process holds every other part of the rows
+mesh = Mesh(order.reshape(8, 1, 1), AXES, axis_types=(AxisType.Auto,) * 3)
+index, parts = parallel.rows_of_process(mesh)
+rows = np.split(np.arange(16, dtype=np.int32), parts)[index]
+put = parallel.shard_rows({"row": rows, "twice": 2 * rows}, mesh)
+whole = jax.jit(lambda batch: batch, out_shardings=NamedSharding(mesh, WHOLE))(put)
+assert sorted(np.asarray(whole["row"])) == list(range(16)), whole
+assert (np.asarray(whole["twice"]) == 2 * np.asarray(whole["row"])).all()
+assert not (np.asarray(whole["row"]) == np.arange(16)).all()  # so the parts do interleave
+print("each row once")
+"""
+
+
+def test_processes_whose_devices_interleave_provide_each_row_once():
+    pipes = {"stdout": runs.subprocess.PIPE, "stderr": runs.subprocess.STDOUT}
+    processes = runs.processes(2, script=["-c", ROWS_OF_TWO], **pipes)
+    outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
+    assert [output.splitlines()[-1] for output in outputs] == ["each row once"] * 2, outputs
+
+
 # Whole runs: five ways to train, and each checkpoint taken up by others.
 
 RUN = {
