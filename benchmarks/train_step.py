@@ -105,7 +105,7 @@ def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float =
 
     config = config_of(size, dtype, attention_dropout, r_drop)
     mode = parallel.MeshMode(parallel.make_mesh(-1))
-    train_step, initial_state = step_lib.of_config(config, row_shards=mode.row_shards)
+    train_step, initial_state = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
     struct = batch_shapes.struct(config, size.rows, size.length)
     with ThreadPoolExecutor(1) as thread:  # which compiles the step while the state is made, as in a run
         compiling = thread.submit(mode.compile, train_step, jax.eval_shape(initial_state), struct, donate=True)

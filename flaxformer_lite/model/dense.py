@@ -30,24 +30,28 @@ class Dense(nn.Module):
         return y if bias is None else add(y, bias)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def product(x: jax.Array, kernel: jax.Array, axes: int) -> jax.Array:
-    """x W over the last `axes` axes of x, in the dtype of x; `kernel`: float32 (*inputs, *features).
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product(x: jax.Array, kernel: jax.Array, axes: int, dtype: jnp.dtype | None = None) -> jax.Array:
+    """x W over the last `axes` axes of x, in the dtype of x or another; `kernel`: float32 (*inputs, *features).
 
     The gradient of the kernel is summed over rows in float32 and never rounded. The gradient of its cast would be
-    bfloat16, and so would be the sums over devices that the compiler adds to it.
+    bfloat16, and so would be the sums over devices that the compiler adds to it. What is multiplied always has the
+    dtype of x: so have the gradients of the product.
     """
-    return jnp.tensordot(x, kernel.astype(x.dtype), axes)
+    return jnp.tensordot(x, kernel.astype(x.dtype), axes, preferred_element_type=dtype)
 
 
-def _product_forward(x: jax.Array, kernel: jax.Array, axes: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return product(x, kernel, axes), (x, kernel)
+def _product_forward(
+    x: jax.Array, kernel: jax.Array, axes: int, dtype: jnp.dtype | None
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product(x, kernel, axes, dtype), (x, kernel)
 
 
 def _product_backward(
-    axes: int, saved: tuple[jax.Array, jax.Array], y_gradient: jax.Array
+    axes: int, dtype: jnp.dtype | None, saved: tuple[jax.Array, jax.Array], y_gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
+    y_gradient = y_gradient.astype(x.dtype)
     rows, features = tuple(range(x.ndim - axes)), tuple(range(axes, kernel.ndim))
     of_y = tuple(range(y_gradient.ndim - len(features), y_gradient.ndim))
     x_gradient = jnp.tensordot(y_gradient, kernel.astype(x.dtype), (of_y, features))

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.model.dense import add
+from flaxformer_lite.model.dense import add, product
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Places
 from flaxformer_lite.model.positions import PositionVectors
@@ -62,6 +62,5 @@ class Output(nn.Module):
 
 def project(x_BTD: jax.Array, weights: dict[str, jax.Array], config: ModelConfig) -> jax.Array:
     """Logits (B, T, V), float32, by the weights of `Output`. Section 3.4."""
-    x_BTD, matrix_VD = x_BTD.astype(config.dtype), weights["matrix"].astype(config.dtype)
-    logits_BTV = jnp.einsum("BTD,VD->BTV", x_BTD, matrix_VD, preferred_element_type=jnp.float32)
+    logits_BTV = product(x_BTD.astype(config.dtype), weights["matrix"].T, 1, jnp.float32)
     return logits_BTV + weights["bias"][None, None] if "bias" in weights else logits_BTV

@@ -226,20 +226,31 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 
 
 class MeshMode:
-    """`jit` over the mesh: the compiler splits the global batch and the state, and adds what devices must exchange."""
+    """`jit` over the mesh: the compiler splits the global batch and the state, and adds what devices must exchange.
 
-    axis_name = None
+    Where all devices hold copies of the whole state, each runs the step on its own rows, and gradients are summed over
+    them once. Left to the compiler, those of tied embeddings would be summed twice: of the inputs, and of the output.
+    """
+
     compiles_ahead = True
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        self.row_shards = row_shards(mesh)  # parts of the rows which a step sees, each on devices of its own
+        self._copies = 1 < mesh.size == mesh.shape[DATA]
+        self.axis_name = AXIS if self._copies else None
+        # Parts of the rows that a step sees, each on devices of its own.
+        self.row_shards = 1 if self._copies else row_shards(mesh)
 
     def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
         """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
         rows = NamedSharding(self.mesh, ROWS)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
-        step = compiled_for(sharding.by_rows(step, self.mesh), self.mesh, (DATA, FSDP))
+        if self._copies:
+            specs = {"in_specs": (WHOLE, ROWS), "out_specs": WHOLE}
+            step = jax.shard_map(step, mesh=self.mesh, **specs, check_vma=False)  # a kernel's output has no such type
+        else:
+            step = sharding.by_rows(step, self.mesh)
+        step = compiled_for(step, self.mesh, (DATA, FSDP))
         donated = (0,) if donate else ()
         traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
@@ -253,9 +264,13 @@ class MeshMode:
 
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """What `initial_state` returns, each device making its own part of it."""
+        return self.compile_state(initial_state)()
+
+    def compile_state(self, initial_state: Callable[[], Tree]) -> Callable[[], Tree]:
+        """`initial_state` compiled for these devices."""
         shardings = sharding.of(jax.eval_shape(initial_state), self.mesh)
         lowered = jax.jit(initial_state, out_shardings=shardings).lower()
-        return lowered.compile(compiler_options=compiler_options(self.mesh))()
+        return lowered.compile(compiler_options=compiler_options(self.mesh))
 
     def put_state(self, state: Tree) -> Tree:
         """A state as `held`, or on the host, as this mode's state."""
@@ -282,7 +297,8 @@ class PmapMode:
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        self._local = mesh.local_devices
+        # All where there is one process, also those of a topology that a program is only compiled for.
+        self._local = mesh.local_devices if jax.process_count() > 1 else list(mesh.devices.flat)
         self._leading = NamedSharding(Mesh(np.array(self._local), (AXIS,)), PartitionSpec(AXIS))
         self.compiles_ahead = jax.process_count() == 1
 
