@@ -85,6 +85,7 @@ def device(sizes: Sizes) -> Result:
         "versions": versions,
         "devices": len(found),
         "kind": found[0].device_kind,
+        "accelerator": accelerators.name_of(found[0]),
         "platform": found[0].platform,
         "published_tflops": (accelerators.peak(found) or 0) / 1e12,
         "tflops_of_a_product": 10 * 2 * sizes.side**3 / statistics.median(seconds) / 1e12,
@@ -212,14 +213,17 @@ def smoke(sizes: Sizes) -> Result:
         }
 
 
-def training(sizes: Sizes, model: str) -> Result:
-    """Milliseconds a step, arithmetic and memory of each engine, which take turns; a plan's estimate beside them."""
+def training(sizes: Sizes, model: str, accelerator: str | None) -> Result:
+    """Milliseconds a step, arithmetic and memory of each engine, which take turns; a plan's estimate beside them.
+
+    `accelerator`: the name that `plan` has for the device; None: it has none, and the plan is that for an H100.
+    """
     from flaxformer_lite.training import flops
 
     arguments = argparse.Namespace(size=model, dtype="bfloat16", flax_wmt="")
     engines = ["ours", *(["torch.compile"] if importlib.util.find_spec("torch") else [])]
     with ThreadPoolExecutor(len(engines) + 1) as pool:
-        planned = pool.submit(_child, "estimate", sizes, model, JAX_PLATFORMS="cpu")
+        planned = pool.submit(_child, "estimate", sizes, model, accelerator or "h100", JAX_PLATFORMS="cpu")
         workers = {name: pool.submit(train_step.Worker, name, arguments) for name in engines}
     failed = {name: str(error) for name, worker in workers.items() if (error := worker.exception())}
     workers = {name: worker.result() for name, worker in workers.items() if name not in failed}
@@ -247,18 +251,19 @@ def training(sizes: Sizes, model: str) -> Result:
     return found
 
 
-def estimate(sizes: Sizes, model: str) -> Result:
+def estimate(sizes: Sizes, model: str, name: str) -> Result:
     """What `flaxformer-lite plan` says of a step of this model on one device, compiled on this machine's CPU."""
     from flaxformer_lite import runtime
+    from flaxformer_lite.training import plan, topology
 
-    runtime.start()
-    from flaxformer_lite.training import parallel, plan
-
+    topology.prepare(name)
     size = train_step.SIZES[model]
     config = train_step.config_of(size, "bfloat16")
     data = dataclasses.replace(config.data, vocab_size=size.vocabulary, tokens_per_batch=size.rows * size.length)
-    (found,) = plan.plan(dataclasses.replace(config, data=data), parallel.make_mesh(1))
-    return {"gb": found.memory.total / 1e9}
+    runtime.start()
+    target = plan.target(dataclasses.replace(config, data=data), name, 1)
+    (found,) = plan.plan(dataclasses.replace(config, data=data), target)
+    return {"compiler": target.compiler or "a CPU's", "gb": found.memory.total / 1e9}
 
 
 def decoding(sizes: Sizes) -> Result:
@@ -310,10 +315,9 @@ PARTS = {
     "device": device,
     "attention": attention,
     "smoke": smoke,
-    "base": lambda sizes: training(sizes, sizes.base),
     "decoding": decoding,
-    "big": lambda sizes: training(sizes, sizes.big),
 }
+MODELS = ("base", "big")  # parts too: `training`
 TOGETHER = (("device",), ("attention", "smoke"), ("base",), ("decoding",), ("big",))  # untimed parts run in parallel
 CHILDREN = {"device", "attention", "decoding", "estimate"}  # use the device themselves, so have processes of their own
 
@@ -338,11 +342,14 @@ def _child(part: str, sizes: Sizes, *more: str, **environment: str) -> Result:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measured(part: str, sizes: Sizes) -> Result:
+def measured(part: str, sizes: Sizes, accelerator: str | None = None) -> Result:
     """The result of a part with the seconds that it took, or how it failed."""
     started = time.monotonic()
     try:
-        found = _child(part, sizes) if part in CHILDREN else PARTS[part](sizes)
+        if part in MODELS:
+            found = training(sizes, getattr(sizes, part), accelerator)
+        else:
+            found = _child(part, sizes) if part in CHILDREN else PARTS[part](sizes)
     except Exception:  # report it and run the next part
         found = {"failed": traceback.format_exc()[-3000:]}
     return found | {"seconds": round(time.monotonic() - started, 1)}
@@ -365,7 +372,8 @@ def main() -> None:
     """Runs the parts one after another; prints and writes their results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="the JSON file; text goes beside it. Default: by the device's name")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts alone")
+    names = [*PARTS, *MODELS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these parts alone")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -378,11 +386,13 @@ def main() -> None:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the device
     result = {"command": "python -m benchmarks.accelerator " + " ".join(sys.argv[1:])}
     result |= {"date": datetime.date.today().isoformat(), "cores": os.cpu_count()}
-    output = arguments.output
+    output, accelerator = arguments.output, None
     for together in TOGETHER:
         parts = [part for part in together if part in arguments.only or part == "device"]
         with ThreadPoolExecutor(len(together)) as pool:
-            result |= zip(parts, pool.map(lambda part: measured(part, sizes), parts), strict=True)
+            run = functools.partial(measured, sizes=sizes, accelerator=accelerator)
+            result |= zip(parts, pool.map(run, parts), strict=True)
+        accelerator = result["device"].get("accelerator")
         kind = result["device"].get("kind", "unknown").lower().replace(" ", "-")
         output = output or ROOT / "results" / f"accelerator-{kind}.json"
         output.parent.mkdir(parents=True, exist_ok=True)

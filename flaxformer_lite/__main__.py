@@ -58,23 +58,29 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Prints what a step takes of each device, for every shape of batch; or how it grows with the devices."""
+    """Prints what a step, or decoding, takes of each device; or how a step grows with the devices."""
     request = commands.parse_plan(arguments)
-    os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported, which then makes so many devices
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(request.devices)}"
-    )
+    import jax
+
     from flaxformer_lite import runtime
+    from flaxformer_lite.training import topology
 
+    if not topology.prepare(request.accelerator):  # then there are as many fake devices
+        os.environ["XLA_FLAGS"] = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(request.devices)}"
+        )
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")  # which has read the variable by now
     runtime.start()
-    from flaxformer_lite.training import parallel, plan
+    from flaxformer_lite.training import plan
 
+    config, name, options = request.config, request.accelerator, request.options
     if len(request.devices) > 1:
-        print(plan.scaling_table(request.config, request.devices, request.accelerator, request.utilization))
+        print(plan.scaling_table(config, request.devices, name, **options))
         return 0
-    sizes = request.config.parallel
-    mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor)
-    print(plan.table(plan.plan(request.config, mesh), mesh, request.accelerator, request.utilization))
+    target = plan.target(config, name, request.devices[0], decode=request.decode, **options)
+    plans = [plan.decoding(config, target)] if request.decode else plan.plan(config, target, every_shape=request.all)
+    print(plan.table(plans, target, decode=request.decode))
     return 0
 
 

@@ -1,5 +1,6 @@
 """What each command may be asked to do: its flags in, a typed request out."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from flaxformer_lite.data.line_windows import WINDOW
 from flaxformer_lite.line_job import LineJob
 from flaxformer_lite.model_flags import decode_given, define_decode, define_model, define_together, listed, model_given
 from flaxformer_lite.places import in_bucket, place
-from flaxformer_lite.training.accelerators import ACCELERATORS
+from flaxformer_lite.training.accelerators import ACCELERATORS, FORMER_NAMES
 
 
 class TrainRequest(NamedTuple):
@@ -31,7 +32,9 @@ class PlanRequest(NamedTuple):
     config: config_lib.Config
     devices: list[int]  # several: the batch grows with them
     accelerator: str
-    utilization: float
+    decode: bool  # in place of a training step
+    all: bool  # shapes of batches, not the longest alone
+    options: dict[str, object]  # `slices` and `utilization`, if they were given
 
 
 class EvaluateRequest(NamedTuple):
@@ -143,12 +146,18 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
         flags.DEFINE_string("config", None, "a config file, or the name of a shipped one", flag_values=values)
         flags.DEFINE_string("workdir", None, "a run, whose config is planned", flag_values=values)
         flags.DEFINE_list("devices", ["8"], "how many there would be; several: how it scales", flag_values=values)
-        flags.DEFINE_enum("accelerator", "h100", sorted(ACCELERATORS), "what each would be", flag_values=values)
-        share = "the share of an accelerator's peak that its matrix products are assumed to reach"
-        flags.DEFINE_float("utilization", 0.4, share, lower_bound=0.01, upper_bound=1, flag_values=values)
+        names = [*sorted(ACCELERATORS), *FORMER_NAMES]
+        flags.DEFINE_enum("accelerator", "h100", names, "what each would be", flag_values=values)
+        slices = "how many slices of TPUs these devices would be; default: 1"
+        flags.DEFINE_integer("slices", None, slices, lower_bound=1, flag_values=values)
+        flags.DEFINE_bool("decode", False, "plan decoding, by the config's method", flag_values=values)
+        flags.DEFINE_bool("all", False, "each shape of batch, not the longest alone", flag_values=values)
+        share = "share of the peak that matrix products are assumed to reach where no compiler estimates; default: 0.4"
+        flags.DEFINE_float("utilization", None, share, lower_bound=0.01, upper_bound=1, flag_values=values)
 
     usage = (
-        "usage: plan [--config=X | --workdir=W] [--devices=8] [--accelerator=h100] [--config.section.field=value ...]"
+        "usage: plan [--config=X | --workdir=W] [--devices=8] [--accelerator=h100] [--slices=1] [--all] [--decode] "
+        "[--config.section.field=value ...]"
     )
     values, config, _ = _parse_config(arguments, define, usage)
     if values.workdir and (values.config is not None or not workdir_lib.has_run(values.workdir)):
@@ -156,7 +165,17 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
         raise ValueError(f"--workdir={values.workdir}: expected {expected}; name one of them that is there.")
     if not values.devices or not all(count.isdecimal() and int(count) for count in values.devices):
         raise ValueError(f"--devices: expected a number from 1 on, or several with commas, got {values.devices}.")
-    return PlanRequest(config, list(map(int, values.devices)), values.accelerator, values.utilization)
+    if values.all and (values.decode or len(values.devices) > 1):
+        raise ValueError("--all: goes with training steps on one number of --devices; leave it out.")
+    if values.decode and len(values.devices) > 1:
+        raise ValueError("--decode: goes with one number of --devices; name one.")
+    name = FORMER_NAMES.get(values.accelerator, values.accelerator)
+    if name != values.accelerator:
+        logging.warning("--accelerator=%s: this is called %s now", values.accelerator, name)
+    if values.slices is not None and ACCELERATORS[name].platform != "tpu":
+        raise ValueError(f"--slices={values.slices}: goes with TPUs, and {name} is a GPU; leave it out.")
+    given = {each: values[each].value for each in ("slices", "utilization") if values[each].value is not None}
+    return PlanRequest(config, list(map(int, values.devices)), name, values.decode, values.all, given)
 
 
 def _parse_config(

@@ -20,11 +20,13 @@ class Device:
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H200", "h200"),
-        ("TPU v4", "tpu-v4"),
-        ("TPU v5 lite", "tpu-v5e"),
-        ("TPU v5", "tpu-v5p"),
-        ("TPU v5p", "tpu-v5p"),
-        ("TPU v6 lite", "tpu-v6e"),
+        ("TPU v4", "v4"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5", "v5p"),
+        ("TPU v5p", "v5p"),
+        ("TPU v6 lite", "v6e"),
+        ("TPU7x", "tpu7x"),
+        ("NVIDIA B200", "b200"),
     ],
 )
 def test_the_peak_of_several_is_that_of_their_kind_for_each(kind, name):

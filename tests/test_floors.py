@@ -72,6 +72,8 @@ FLOORS = {
     "training.programs": 9,
     "training.accelerators": 0,
     "training.profile": 0,
+    "training.hlo": 0,
+    "training.topology": 1,
     "training.plan": 9,
     "training.sharding": 6,
     "training.parallel": 7,

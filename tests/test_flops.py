@@ -162,3 +162,18 @@ def test_the_base_model_costs_about_two_flops_a_parameter_and_token():
     config = ModelConfig(vocab_size=37000)
     parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_shapes(build_model(config))))
     assert flops.forward(config, 25, 25) / (2 * 25 * parameters) == pytest.approx(1, abs=0.02)
+
+
+def test_decoding_encodes_once_and_predicts_every_hypothesis():
+    config = Config(model=CONFIG)
+    encoder = flops.forward(CONFIG, 7, 0)
+    decoder = flops.forward(CONFIG, 7, 11) - encoder
+    for changes, times in (
+        ({"method": "greedy"}, 1),
+        ({"method": "beam", "beam_size": 5}, 5),
+        ({"method": "mask_predict", "length_candidates": 3, "iterations": 4}, 12),
+    ):
+        own = dataclasses.replace(config, decode=dataclasses.replace(config.decode, **changes))
+        assert flops.decoding(own, 13, 7, 11) == 13 * (encoder + times * decoder)
+    lm = dataclasses.replace(config, model=dataclasses.replace(CONFIG, architecture="decoder_lm"))
+    assert flops.decoding(lm, 13, 7, 11) == 13 * flops.forward(lm.model, 7, 11)

@@ -26,6 +26,32 @@ def test_a_program_tells_what_it_holds_and_what_it_needs_in_between():
     assert found.total == found.state + found.temporary
 
 
+def test_the_compilers_own_peak_goes_before_a_sum_and_the_program_is_added():
+    found = Memory(state=10**9, temporary=7 * 10**9, code=2 * 10**8, most=6 * 10**9)
+    assert (found.peak, found.total) == (6 * 10**9, 62 * 10**8)
+    assert str(found) == "state and batch 1, within the step 5, the program 0.2"
+
+
+@pytest.mark.parametrize(
+    ("error", "lack"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (96.00G) "
+            "exceeds available HBM (15.75G).",
+            "needs 96 GiB, 15.75 GiB are there, 80.2 GiB too little",
+        ),
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 28.21G "
+            "of 15.75G hbm. Exceeded hbm capacity by 12.46G.\n\nTotal hbm usage",
+            "needs 28.2 GiB, 15.75 GiB are there, 12.5 GiB too little",
+        ),
+        ("RESOURCE_EXHAUSTED: something else\nand more", "RESOURCE_EXHAUSTED: something else"),
+    ],
+)
+def test_how_much_is_lacking_is_read_from_the_compilers_error(error, lack):
+    assert memory.is_lack_of(Exception(error)) and memory.lack(Exception(error)) == lack
+
+
 def test_what_cannot_tell_is_not_asked():
     assert memory.of_program(lambda state, batch: state) is None
 

@@ -4,23 +4,20 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import pytest
 import runs
-from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import CHOICES, Config, ModelConfig, with_vocabulary
 from flaxformer_lite.model import backends, transformer
-from flaxformer_lite.training import flops, losses, parallel, plan
+from flaxformer_lite.training import flops, hlo, losses, parallel, plan, topology
 from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
+from flaxformer_lite.training.hlo import Collective
 from flaxformer_lite.training.memory import Memory
 from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 PLANNED = {**runs.SMALL, "data.buckets": "(64,)", "data.tokens_per_batch": 1536, "data.rows_multiple": 24}
-
-
-MEAN = plan.Message("all-reduce", (tuple(range(8)),))
+MEAN = Collective("all-reduce", "f32", (tuple(range(8)),))
 
 
 def model() -> ModelConfig:
@@ -34,64 +31,21 @@ def parameters() -> int:
     return sum(x.size for x in jax.tree.leaves(param_shapes(transformer.build_model(model()))))
 
 
+def fake(*sizes: int, name: str = "h100", **fields) -> plan.Target:
+    """Fake devices of a CPU in place of an accelerator's."""
+    return plan.Target(name, ACCELERATORS[name], parallel.make_mesh(*sizes), compiler=None, **fields)
+
+
 @functools.cache
 def planned(sizes: tuple[int, int, int]) -> plan.Plan:
-    (found,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes))
+    (found,) = plan.plan(runs.small_config(PLANNED), fake(*sizes))
     return found
 
 
-def compiled(function, spec: PartitionSpec, *, out: PartitionSpec) -> str:
-    """The program of `function` of one array of (16, 24), split as `spec` says over 2 x 4 devices."""
-    split, out = (NamedSharding(parallel.make_mesh(2, 4, 1), each) for each in (spec, out))
-    x = jax.ShapeDtypeStruct((16, 24), jnp.float32, sharding=split)
-    return jax.jit(function, out_shardings=out).lower(x).compile().as_text()
-
-
-def test_a_sum_over_all_devices_sends_its_result_around_twice():
-    program = compiled(lambda x: x.sum(axis=0), PartitionSpec(("data", "fsdp")), out=PartitionSpec())
-    assert plan.messages(program, 8) == {MEAN: round(2 * 7 / 8 * 24 * 4)}
-
-
-def test_a_gathered_array_sends_every_part_but_the_devices_own():
-    """Of 2 x 4 devices those of one row exchange what is split over 'fsdp', those of one column what is over 'data'."""
-    program = compiled(lambda x: x + 1, PartitionSpec("fsdp"), out=PartitionSpec())
-    assert plan.messages(program, 8) == {
-        plan.Message("all-gather", ((0, 1, 2, 3), (4, 5, 6, 7))): round(3 / 4 * 16 * 24 * 4)
-    }
-    program = compiled(lambda x: x + 1, PartitionSpec("data"), out=PartitionSpec())
-    assert plan.messages(program, 8) == {
-        plan.Message("all-gather", ((0, 4), (1, 5), (2, 6), (3, 7))): round(1 / 2 * 16 * 24 * 4)
-    }
-
-
-def test_what_a_loop_sends_counts_as_often_as_the_loop_runs():
-    def repeated(x):
-        return jax.lax.fori_loop(0, 7, lambda _, total: total + jnp.tanh(total).sum(axis=0, keepdims=True), x)
-
-    program = compiled(repeated, PartitionSpec(("data", "fsdp")), out=PartitionSpec(("data", "fsdp")))
-    assert plan.messages(program, 8) == {MEAN: 7 * round(2 * 7 / 8 * 24 * 4)}
-
-
-@pytest.mark.parametrize(
-    ("attributes", "groups"),
-    [
-        ("replica_groups=[4,2]<=[8], dimensions={0}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
-        ("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
-        ("replica_groups=[1,8]<=[8]", [range(8)]),
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}", [(0, 1, 2, 3), (4, 5, 6, 7)]),
-        ("channel_id=1, source_target_pairs={{0,1},{1,0}}, other={}", [(0, 1), (1, 0)]),
-        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
-        (
-            "replica_groups=mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}, dimensions={0}",
-            [(0, 1, 2, 3), (4, 5, 6, 7)],
-        ),
-        ("replica_groups=mesh['a'=4,'c'=3] {'a':(2)2,'c'}, dimensions={0}", [range(6), range(6, 12)]),
-        ("replica_groups=mesh['a'=4,'c'=2] {'a':(1)2}, dimensions={0}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
-        ("replica_groups={}", [range(8)]),
-    ],
-)
-def test_who_exchanges_a_message_is_read_in_every_notation(attributes, groups):
-    assert plan._groups(attributes, 8) == tuple(map(tuple, groups))
+def made_up(sent: dict[Collective, int], *, cycles: int = 0, loop_cycles: int = 0, flops: float = 1.0) -> plan.Plan:
+    """Of a program that does no more than this."""
+    program = hlo.Program(sent, {"flash": 3} if cycles else {}, cycles, loop_cycles)
+    return plan.Plan(rows=2, length=3, flops=flops, memory=Memory(5 * 10**9, 7 * 10**9), program=program)
 
 
 def test_messages_between_machines_are_as_fast_as_their_networks_together():
@@ -102,12 +56,13 @@ def test_messages_between_machines_are_as_fast_as_their_networks_together():
     assert accelerator.speed([0, 1, 2, 8, 9]) == 22.0  # the second sends by two
     assert accelerator.speed(range(16)) == 70.0  # eight networks are faster than the links within
     assert accelerator.speed(range(16), ring=False) == 11.0
-    sent = {plan.Message("all-reduce", (tuple(range(16)),)): 140, plan.Message("all-gather", ((0, 1), (3, 11))): 22}
-    found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1.0, sent=sent)
-    assert found.seconds(accelerator, 0.5) == pytest.approx((2.0, 4.0))
+    sent = {Collective("all-reduce", "f32", (tuple(range(16)),)): 140}
+    found = made_up(sent | {Collective("all-gather", "bf16", ((0, 1), (3, 11))): 22})
+    target = dataclasses.replace(fake(1, utilization=0.5), accelerator=accelerator)
+    assert (found.computing(target), found.sending(target)) == pytest.approx((2.0, 4.0))
     assert found.beyond(accelerator) == 162
-    assert plan.Message("collective-permute", ((0, 1), (7, 8))).speed(accelerator) == 11.0
-    assert plan.Message("all-to-all", (tuple(range(16)),)).speed(accelerator) == 11.0
+    assert plan.speed(Collective("collective-permute", "f32", ((0, 1), (7, 8))), accelerator) == 11.0
+    assert plan.speed(Collective("all-to-all", "f32", (tuple(range(16)),)), accelerator) == 11.0
     assert dataclasses.replace(accelerator, linked=16).speed([3, 11]) == 70.0
 
 
@@ -122,7 +77,7 @@ def test_one_device_sends_nothing_and_eight_the_gradients_at_least():
 def test_a_loss_that_is_taken_in_parts_sends_its_gradients_once(sizes, monkeypatch):
     at_once = planned(sizes)
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 64 * model().vocab_size)  # the logits of one row
-    (in_parts,) = plan.plan(runs.small_config(PLANNED), parallel.make_mesh(*sizes))
+    (in_parts,) = plan.plan(runs.small_config(PLANNED), fake(*sizes))
     assert in_parts.memory.temporary < at_once.memory.temporary
     matrix = 4 * model().vocab_size * model().d_model  # which may be sent once more, and its gradient may not
     assert sum(in_parts.sent.values()) < sum(at_once.sent.values()) + matrix
@@ -151,29 +106,76 @@ def test_attention_by_an_accelerators_kernel_is_planned_as_blocks_which_keep_no_
     def memory(backend):
         changes = PLANNED | {"data.buckets": "(512,)", "data.tokens_per_batch": 4096, "data.rows_multiple": 8}
         changes |= {"model.max_length": 512, "model.num_encoder_layers": 1, "model.backend": backend}
-        (found,) = plan.plan(runs.small_config(changes), parallel.make_mesh(1))
+        (found,) = plan.plan(runs.small_config(changes), fake(1))
         return found.memory
 
     assert memory("cudnn").temporary < memory("reference").temporary
 
 
 def test_a_step_takes_the_time_of_its_products_and_its_messages():
-    found = plan.Plan(rows=2, length=3, memory=Memory(5, 7), flops=1e12, sent={MEAN: 11 * 10**9})
-    h100 = ACCELERATORS["h100"]
-    assert found.seconds(h100, 0.5) == pytest.approx((1e12 / (989e12 * 0.5), 11e9 / 450e9))
-    assert found.memory.total == 12
-    text = plan.table([found], parallel.make_mesh(8), "h100", 0.5)
-    assert (
-        "batch of 2 x 3" in text and "each of 8 devices" in text and "estimate" in text and "all-reduce 11,000" in text
+    found, target = made_up({MEAN: 11 * 10**9}, flops=1e12), fake(8, utilization=0.5)
+    assert (found.computing(target), found.sending(target)) == pytest.approx((1e12 / (989e12 * 0.5), 11e9 / 450e9))
+    lines = plan.table([found], target).splitlines()
+    assert lines[0] == "estimated on a CPU (), for 8 x h100, mesh 8 x 1 x 1 (data, fsdp, tensor)"
+    assert lines[1] == "batch of 2 x 3, a training step, on each of 8 devices:"
+    assert lines[2] == "  peak 12 GB of 80 GB a device: fits"
+    assert "  sends       11,000 MB: all-reduce (f32) 11,000" in lines
+    assert "  computes    2.02 ms, at 50% of 989 TFLOP/s" in lines
+    assert "  of the peak 4%, 4% if they hide" in lines
+
+
+def test_the_compilers_own_cycles_go_before_an_assumed_share_of_the_peak():
+    found, target = made_up({}, cycles=3 * 10**6, loop_cycles=3 * 10**5, flops=1e12), fake(1, name="v5e")
+    assert found.computing(target) == pytest.approx(1e12 / (197e12 * 0.4))  # those of a CPU, were there any
+    target = dataclasses.replace(target, compiler="libtpu 7")
+    assert found.computing(target) == pytest.approx(2e-3)
+    text = plan.table([found], target)
+    assert text.startswith("compiled by libtpu 7, for 1 x v5e") and "kernels     3 x flash" in text
+    assert "computes    2 ms, by the compiler's estimates" in text
+    assert "a step      0.2 ms for 2 inputs" in plan.table([found], target, decode=True)
+
+
+def test_what_is_larger_than_the_device_does_not_fit_and_advice_follows():
+    found = dataclasses.replace(made_up({}), memory=Memory(5 * 10**9, 7 * 10**9, code=10**9, most=10**10))
+    small = dataclasses.replace(ACCELERATORS["h100"], memory=11e9)
+    target = dataclasses.replace(fake(1), accelerator=small)
+    assert "peak 10 GB of 11 GB a device: fits" in plan.table([found], target)  # 1 GB of program
+    target = dataclasses.replace(fake(1), accelerator=dataclasses.replace(small, memory=10.9e9))
+    assert "peak 10 GB of 11 GB a device: does not fit\n  To take less: model.remat" in plan.table([found], target)
+    refused = dataclasses.replace(found, memory=None, program=None, lack="needs 96 GiB")
+    assert "more than 11 GB a device: does not fit: needs 96 GiB\n  To take less" in plan.table([refused], target)
+
+
+def test_the_longest_batch_is_planned_or_each():
+    config = runs.small_config({**PLANNED, "data.buckets": "(32, 64)", "data.rows_multiple": 8})
+    assert [(each.rows, each.length) for each in plan.plan(config, fake(1), every_shape=True)] == [(24, 64), (48, 32)]
+    assert [(each.rows, each.length) for each in plan.plan(config, fake(1))] == [(24, 64)]
+
+
+def test_decoding_is_planned_for_a_full_batch_of_the_longest_inputs():
+    config = runs.small_config(
+        {**PLANNED, "decode.method": "beam", "decode.beam_size": 3, "decode.tokens_per_batch": 960}
     )
+    copies, split = (plan.decoding(config, fake(*sizes)) for sizes in [(2, 1, 1), (1, 1, 2)])
+    assert (copies.rows, copies.length) == (4, 64)  # 960 // 3 // 64, of 2 devices
+    assert copies.sent == {} and split.sent != {}
+    steps = min(64 + config.decode.max_extra_length, config.model.max_length)
+    assert copies.flops == flops.decoding(with_vocabulary(config, config.data.vocab_size), 4, 64, steps) / 2
 
 
 def test_the_command_plans_for_devices_that_are_not_here():
     changes = [f"--config.{name}={value}" for name, value in PLANNED.items() if name != "parallel.data"]
-    done = runs.run("plan", "--config=smoke", "--devices=12", "--accelerator=tpu-v5e", *changes)
+    done = runs.run("plan", "--config=smoke", "--devices=12", "--accelerator=h200", *changes)  # which no compiler knows
     assert done.returncode == 0, done.stderr
-    assert "each of 12 devices" in done.stdout and "tpu-v5e" in done.stdout
+    first, second, *_ = done.stdout.splitlines()
+    assert first.startswith("estimated on a CPU (of the GPUs, only h100") and "for 12 x h200" in first
+    assert second == "batch of 24 x 64, a training step, on each of 12 devices:"
     assert "W1" not in done.stderr and "rematerialization" not in done.stderr
+
+
+def no_compiler(name: str) -> str:
+    """In place of `topology.compiler`, whatever is installed."""
+    raise topology.NoCompiler("none here")
 
 
 @pytest.mark.slow
@@ -181,11 +183,12 @@ def test_a_table_tells_how_a_step_scales_with_the_devices(monkeypatch):
     """Each has as many rows at any number of them; what is split gets smaller, and two machines need a network."""
     monkeypatch.setitem(ACCELERATORS, "h100", dataclasses.replace(ACCELERATORS["h100"], linked=2))
     config = runs.small_config({**PLANNED, "parallel.data": 1, "parallel.fsdp": -1})
-    told, *_, two, eight = plan.scaling_table(config, [2, 8], "h100", 0.4).splitlines()
-    assert told == "h100, 40% of 989 TFLOP/s; 450 GB/s among 2 devices, 50 GB/s a device beyond"
+    monkeypatch.setattr(topology, "compiler", no_compiler)
+    told, *_, two, eight = plan.scaling_table(config, [2, 8], "h100").splitlines()
+    assert told == "estimated on a CPU (none here), for h100; 450 GB/s among 2 devices, 50 GB/s a device beyond"
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (two, eight)]
     assert [row[:3] for row in cells] == [["2", "1 x 2 x 1", "24 x 64"], ["8", "1 x 8 x 1", "96 x 64"]]
-    held = [float(row[3].split(" + ")[0]) for row in cells]
+    held = [float(row[3].split(" (")[1].rstrip(")")) for row in cells]
     assert held[1] < held[0] / 3  # all but the batch and some vectors is split four times as far
     beyond = [float(row[4].split(", ")[1]) for row in cells]
     assert beyond[0] == 0 < beyond[1]
@@ -199,6 +202,9 @@ def test_a_table_tells_how_a_step_scales_with_the_devices(monkeypatch):
         (["--devices=0"], "--devices: expected a number from 1 on"),
         (["--devices=8,many"], "--devices: expected a number from 1 on, or several"),
         (["--devices=8,12"], "--devices: 12 is no multiple of 8"),
+        (["--devices=8,16", "--decode"], "--decode: goes with one number of --devices"),
+        (["--all", "--decode"], "--all: goes with training steps on one number of --devices"),
+        (["--slices=2"], "--slices=2: goes with TPUs"),
         pytest.param(
             ["--devices=4,8", "--config.parallel.data=4"],
             "config.parallel: makes 4 of 8 devices; set one of its sizes to -1",
@@ -209,7 +215,7 @@ def test_a_table_tells_how_a_step_scales_with_the_devices(monkeypatch):
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(flags, message):
-    done = runs.run("plan", "--config=smoke", *flags)
+    done = runs.run("plan", "--config=smoke", "--accelerator=h200", *flags)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -179,6 +180,16 @@ class Decoder:
             written = self._gather(jax.block_until_ready(written))
         return jax.device_get(written)
 
+    def rows(self, length: int) -> int:
+        """Inputs of a full batch that is padded to `length`."""
+        return self._rows_for(length, waiting=sys.maxsize)
+
+    def compile(self, params: dict, rows: int, length: int) -> Callable:
+        """What decodes batches of `rows` inputs padded to `length`, `params` being shapes with their shardings."""
+        shapes = [(rows, length), (rows,)]
+        batch = [jax.ShapeDtypeStruct(shape, np.int32, sharding=self._batch_sharding) for shape in shapes]
+        return self._compiled_for(params, batch, None)
+
     def _compiled_for(self, params: dict, batch: list[jax.Array], n: int | None) -> Callable:
         """What decodes batches of this shape: the best ids of each row, or with n the n best and their scores."""
         alone = self._each_device_alone(params)
@@ -220,7 +231,7 @@ class Decoder:
 
         Else the compiler splits each step, and the devices agree after each whether there is another.
         """
-        arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
+        arrays = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array | jax.ShapeDtypeStruct)]
         return self._batch_sharding is not None and all(x.sharding.is_fully_replicated for x in arrays)
 
     def _by_devices(self, decode: Callable, batch: list[jax.Array]) -> Callable:

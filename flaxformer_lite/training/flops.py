@@ -40,6 +40,19 @@ def train_step(config: Config, rows: int, length: int) -> int:
     return 3 * config.train.passes * rows * forward(config.model, length, length)
 
 
+def decoding(config: Config, rows: int, source_length: int, steps: int) -> int:
+    """FLOPs of so many decoding steps on `rows` inputs, every hypothesis or candidate of an input counted.
+
+    Without a cache that grows: each query counts as if it saw `steps` keys. Mask-predict passes over all positions at
+    once, as often as it refines them.
+    """
+    model, decode = config.model, config.decode
+    hypotheses = {"beam": decode.beam_size, "mask_predict": decode.length_candidates * decode.iterations}
+    encoder = forward(model, source_length, 0) if model.architecture == "encoder_decoder" else 0
+    decoder = forward(model, source_length, steps) - encoder
+    return rows * (encoder + hypotheses.get(decode.method, 1) * decoder)
+
+
 def train_examples(config: Config, source_N: np.ndarray, target_N: np.ndarray) -> float:
     """FLOPs of one update on examples of these lengths, in tokens, as if none were padded."""
     return 3.0 * config.train.passes * float(np.sum(forward(config.model, source_N, target_N)))

@@ -1,6 +1,7 @@
 """What a compiled step takes of a device's memory, told before the run and when there is not enough."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,12 +22,23 @@ class Memory:
     """Bytes on each device, as the compiler plans them."""
 
     state: int  # of parameters, moments, averages and the batch
-    temporary: int  # of what lives within the step, at its peak
+    temporary: int  # of what lives within the step, which need not all be there at once
+    code: int = 0  # of the program itself
+    most: int | None = None  # of state and step together, at any time; None: the compiler does not report it
+
+    @property
+    def peak(self) -> int:
+        """Of state and step, at their peak."""
+        return self.state + self.temporary if self.most is None else self.most
 
     @property
     def total(self) -> int:
-        """At the peak."""
-        return self.state + self.temporary
+        """At the peak, with the program."""
+        return self.peak + self.code
+
+    def __str__(self) -> str:
+        parts = f"state and batch {self.state / 1e9:,.3g}, within the step {(self.peak - self.state) / 1e9:,.3g}"
+        return f"{parts}, the program {self.code / 1e9:,.3g}" if self.code else parts
 
 
 def of_program(compiled: Any) -> Memory | None:
@@ -34,7 +46,9 @@ def of_program(compiled: Any) -> Memory | None:
     if not hasattr(compiled, "memory_analysis") or (found := compiled.memory_analysis()) is None:
         return None
     held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return Memory(held, found.temp_size_in_bytes)
+    most = getattr(found, "peak_memory_in_bytes", 0)
+    most = most if most >= found.temp_size_in_bytes else None  # a CPU's leaves out what lives within the step
+    return Memory(held, found.temp_size_in_bytes, found.generated_code_size_in_bytes, most)
 
 
 def table(of_shape: Mapping[tuple[int, int], Memory], device: jax.Device) -> str:
@@ -43,9 +57,20 @@ def table(of_shape: Mapping[tuple[int, int], Memory], device: jax.Device) -> str
     has = f", which has {limit / 1e9:,.3g} GB" if limit else ""
     lines = [f"memory of a device ({device.device_kind}{has}), by the compiler, in GB:"]
     for (rows, length), memory in sorted(of_shape.items(), key=lambda item: -item[1].total):
-        parts = f"state and batch {memory.state / 1e9:,.3g}, within the step {memory.temporary / 1e9:,.3g}"
-        lines.append(f"  batch of {rows} x {length}: {memory.total / 1e9:,.3g}: {parts}")
+        lines.append(f"  batch of {rows} x {length}: {memory.total / 1e9:,.3g}: {memory}")
     return "\n".join(lines)
+
+
+def lack(error: Exception) -> str:
+    """How much there is not enough, in the words of the compiler that refused a program for it."""
+    text = str(error)
+    if found := re.search(r"\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)", text):
+        needed, available = map(float, found.groups())
+        return f"needs {needed:,.3g} GiB, {available:,.4g} GiB are there, {needed - available:,.3g} GiB too little"
+    if found := re.search(r"Used ([\d.]+)G of ([\d.]+)G", text):
+        needed, available = map(float, found.groups())
+        return f"needs {needed:,.3g} GiB, {available:,.4g} GiB are there, {needed - available:,.3g} GiB too little"
+    return text.splitlines()[0]
 
 
 def is_lack_of(error: Exception) -> bool:

@@ -1,110 +1,235 @@
-"""What a training step would take of devices that are not here: memory, arithmetic, and what they send each other.
+"""What a training step, or decoding, takes of devices that are not here: memory, arithmetic, communication and time.
 
-The step is compiled for as many fake devices as are asked for; nothing is computed and no state exists. Memory is what
-the compiler of a CPU plans, so for an accelerator it is an estimate: its own compiler orders and fuses in other ways.
+The program is compiled and not run. Where the accelerator's own compiler is installed (`topology.py`), it is compiled
+for devices of that kind, and memory, collectives and kernels are those of the real program. Else it is compiled for as
+many fake devices of a CPU, and all figures are estimates: an accelerator's compiler orders and fuses in other ways.
 """
 
-import collections
 import dataclasses
-import math
-import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
+from jax.sharding import Mesh
 
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data import batch_shapes
-from flaxformer_lite.model import backends
-from flaxformer_lite.training import flops, parallel, sharding
+from flaxformer_lite.decoding.decoder import Decoder, padded_length
+from flaxformer_lite.model import backends, transformer
+from flaxformer_lite.training import flops, hlo, memory, parallel, sharding, topology
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
-from flaxformer_lite.training.memory import Memory, of_program
+from flaxformer_lite.training.hlo import RINGS, Collective
+from flaxformer_lite.training.memory import ADVICE, Memory
+
+LEFT_OUT = "by the compiler's estimates, which leave out kernels and collectives"
 
 
-class Message(NamedTuple):
-    """A kind of message, and the groups of devices each of which exchanges it among its own."""
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What is planned for."""
 
-    kind: str
-    groups: tuple[tuple[int, ...], ...]
+    name: str  # of the accelerator
+    accelerator: Accelerator
+    mesh: Mesh
+    compiler: str | None  # None: it is compiled for a CPU
+    why_not: str = ""  # why it is
+    utilization: float = 0.4  # of the peak, assumed of matrix products whose time no compiler estimates
 
-    def speed(self, accelerator: Accelerator) -> float:
-        """Bytes a second of the slowest group."""
-        return min(accelerator.speed(group, ring=self.kind in RINGS) for group in self.groups)
+    def estimates(self, program: hlo.Program) -> bool:
+        """Whether the accelerator's compiler says how long the parts of a program take; a GPU's does not."""
+        return bool(self.compiler and self.accelerator.clock and program.cycles)
+
+    @property
+    def origin(self) -> str:
+        """Where the figures come from."""
+        return f"compiled by {self.compiler}" if self.compiler else f"estimated on a CPU ({self.why_not})"
+
+    @property
+    def shape(self) -> str:
+        """Of the mesh: '2 x 4 x 1'."""
+        return " x ".join(map(str, self.mesh.devices.shape))
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Of one step on one shape of batch; bytes and FLOPs are of each device."""
+    """Of one program on one shape of batch; bytes, FLOPs and cycles are of each device."""
 
     rows: int
     length: int
-    memory: Memory  # as a CPU's compiler plans it
     flops: float  # of matrix multiplications
-    sent: dict[Message, int]  # bytes
+    memory: Memory | None  # None: there is not enough
+    program: hlo.Program | None
+    lack: str = ""  # what the compiler says if there is not enough memory
 
-    def seconds(self, accelerator: Accelerator, utilization: float) -> tuple[float, float]:
-        """Of arithmetic at this share of the peak, and of sending; a step takes both, or less where they overlap."""
-        sending = sum(size / message.speed(accelerator) for message, size in self.sent.items())
-        return self.flops / (accelerator.flops * utilization), sending
+    @property
+    def sent(self) -> dict[Collective, int]:
+        """Bytes that each device sends."""
+        return self.program.sent
+
+    def computing(self, target: Target) -> float:
+        """Seconds by the compiler's cycles; where it gives none, those of the arithmetic at the assumed utilization."""
+        if target.estimates(self.program):
+            return self.program.cycles / target.accelerator.clock
+        return self.flops / (target.accelerator.flops * target.utilization)
+
+    def sending(self, target: Target) -> float:
+        """Seconds of all collectives, one after another."""
+        return sum(size / speed(each, target.accelerator) for each, size in self.sent.items())
 
     def beyond(self, accelerator: Accelerator) -> int:
-        """Bytes of messages of which a group reaches beyond the devices that the accelerator's own links join."""
-        within = lambda message: all(map(accelerator.joins, message.groups))  # noqa: E731
-        return sum(size for message, size in self.sent.items() if not within(message))
+        """Bytes of collectives of which a group reaches beyond the devices that the accelerator's own links join."""
+        within = lambda each: all(map(accelerator.joins, each.groups))  # noqa: E731
+        return sum(size for each, size in self.sent.items() if not within(each))
 
 
-def plan(config: Config, mesh: jax.sharding.Mesh) -> list[Plan]:
-    """One plan for each shape of batch that the config allows, the longest last.
+def speed(collective: Collective, accelerator: Accelerator) -> float:
+    """Bytes a second of the slowest group."""
+    return min(accelerator.speed(group, ring=collective.kind in RINGS) for group in collective.groups)
 
-    Attention is computed as on a CPU, by blocks where the config names an accelerator's kernel.
+
+def target(
+    config: Config, name: str, count: int, *, slices: int = 1, utilization: float = 0.4, decode: bool = False
+) -> Target:
+    """`count` devices of an accelerator, in the config's mesh; fake ones where its compiler is not installed.
+
+    Raises:
+      ValueError: there is no such number of them, or they make no such mesh.
+    """
+    accelerator = ACCELERATORS[name]
+    try:
+        compiler, why_not = topology.compiler(name), ""
+        devices = topology.devices(name, count, slices=slices)
+    except topology.NoCompiler as error:
+        compiler, why_not, devices = None, str(error), jax.devices()[:count]
+    if slices > 1:
+        accelerator = dataclasses.replace(accelerator, linked=count // slices)
+    sizes = config.parallel
+    if decode:  # devices that do not share the model each decode rows of their own
+        mesh = parallel.make_mesh(-1, tensor=sizes.tensor, devices=devices)
+    else:
+        mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor, devices=devices)
+    return Target(name, accelerator, mesh, compiler, why_not, utilization)
+
+
+def plan(config: Config, target: Target, *, every_shape: bool = False) -> list[Plan]:
+    """One plan of the training step for the longest shape of batch that the config allows, or for each, longest first.
 
     Raises:
       ValueError: the devices cannot share the rows, or a parameter.
     """
-    return [_of_shape(config, mesh, *shape) for shape in batch_shapes.possible(config)]
+    shapes = batch_shapes.possible(config)[::-1]
+    return [train_step(config, target, *shape) for shape in (shapes if every_shape else shapes[:1])]
 
 
-def _of_shape(config: Config, mesh: jax.sharding.Mesh, rows: int, length: int) -> Plan:
-    config = with_vocabulary(config, config.data.vocab_size)
-    model = dataclasses.replace(config.model, backend=backends.stand_in(config.model.backend))
-    config = dataclasses.replace(config, model=model)
+def train_step(config: Config, target: Target, rows: int, length: int) -> Plan:
+    """The plan of a training step on a batch of this shape."""
+    config, mesh = _configured(config, target), target.mesh
     accumulate = config.optim.accumulate_steps
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     mode = parallel.MODES[config.parallel.mode](mesh)
     options = {"axis_name": mode.axis_name, "row_shards": mode.row_shards}
-    train_step, initial_state = step_lib.of_config(config, **options)
+    step, initial_state = step_lib.of_config(config, **options)
     state = jax.eval_shape(initial_state)
     sharding.check(state.params, mesh)
-    compiled = mode.compile(train_step, state, batch_shapes.struct(config, rows, length), donate=True)
+    batch = batch_shapes.struct(config, rows, length)
     work = flops.train_step(config, rows, length) / mesh.size
-    return Plan(rows, length, of_program(compiled), work, messages(compiled.as_text(), mesh.size))
+    return _planned(lambda: mode.compile(step, state, batch, donate=True), target, rows, length, work)
 
 
-def table(plans: list[Plan], mesh: jax.sharding.Mesh, name: str, utilization: float) -> str:
-    """The plans as text: a line each for memory, arithmetic, messages and the speed that they allow."""
-    accelerator, lines = ACCELERATORS[name], []
+def decoding(config: Config, target: Target) -> Plan:
+    """The plan of decoding one full batch of inputs as long as the longest bucket.
+
+    Raises:
+      ValueError: the config's model decodes nothing, or the devices cannot share a parameter.
+    """
+    if config.model.architecture == "encoder_classifier":
+        raise ValueError("--decode: goes with models that generate text, and this one classifies; leave it out.")
+    config, mesh = _configured(config, target), target.mesh
+    model = transformer.build_model(config.model)
+    params = step_lib.param_shapes(model)
+    sharding.check(params, mesh)
+    decoder = Decoder(model, config.decode, rows_multiple=mesh.size, sharding=parallel.decoding_shardings(mesh))
+    length = padded_length(max(config.data.buckets), config.model.max_length)
+    rows = decoder.rows(length)
+    steps = min(length + config.decode.max_extra_length, config.model.max_length)
+    work = flops.decoding(config, rows, length, steps) / mesh.size
+    params = parallel.MeshMode(mesh).held(params)
+    return _planned(lambda: decoder.compile(params, rows, length), target, rows, length, work)
+
+
+def _configured(config: Config, target: Target) -> Config:
+    config = with_vocabulary(config, config.data.vocab_size)
+    if target.compiler:
+        return config
+    model = dataclasses.replace(config.model, backend=backends.stand_in(config.model.backend))
+    return dataclasses.replace(config, model=model)
+
+
+def _planned(compile: Any, target: Target, rows: int, length: int, work: float) -> Plan:
+    try:
+        compiled = compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not memory.is_lack_of(error):
+            raise
+        return Plan(rows, length, work, None, None, memory.lack(error))
+    program = hlo.read(compiled.as_text(), target.mesh.size)
+    return Plan(rows, length, work, memory.of_program(compiled), program)
+
+
+def table(plans: list[Plan], target: Target, *, decode: bool = False) -> str:
+    """The plans as text: how it was compiled, and of each whether it fits, its memory, arithmetic, sending and time."""
+    mesh = f"{target.mesh.size} x {target.name}, mesh {target.shape} (data, fsdp, tensor)"
+    lines = [f"{target.origin}, for {mesh}"]
     for each in plans:
-        computing, sending = each.seconds(accelerator, utilization)
-        seconds = computing + sending
-        of_kind = {kind: sum(n for message, n in each.sent.items() if message.kind == kind) for kind in SENT}
-        parts = ", ".join(f"{kind} {_figure(count / 1e6)}" for kind, count in of_kind.items() if count) or "none"
-        memory = each.memory
-        share = f"{memory.total / accelerator.memory:.0%} of {name}'s {accelerator.memory / 1e9:.0f} GB"
-        lines += [
-            f"batch of {each.rows} x {each.length}, a step, each of {mesh.size} devices:",
-            f"  memory     {_figure(memory.total / 1e9)} GB, {share}: state and batch {_figure(memory.state / 1e9)}, "
-            f"within the step {_figure(memory.temporary / 1e9)} (estimate of the CPU compiler)",
-            f"  arithmetic {_figure(each.flops / 1e9)} GFLOPs of matrix products",
-            f"  sends      {_figure(sum(each.sent.values()) / 1e6)} MB: {parts}; "
-            f"{_figure(each.beyond(accelerator) / 1e6)} MB in messages beyond the {accelerator.linked} that links join",
-            f"  speed      {each.rows * each.length / seconds:,.0f} target positions a second, at {utilization:.0%} of "
-            f"{accelerator.flops / 1e12:.0f} TFLOP/s and messages one after another",
-            f"  scaling    {computing / seconds:.0%} of as many devices that need not send; "
-            f"{computing / max(computing, sending):.0%} if messages hide behind arithmetic",
-        ]
+        lines += _lines(each, target, decode=decode)
     return "\n".join(lines)
+
+
+def _lines(each: Plan, target: Target, *, decode: bool) -> list[str]:
+    accelerator = target.accelerator
+    what = "decoding" if decode else "a training step"
+    has = f"{accelerator.memory / 1e9:.0f} GB a device"
+    lines = [f"batch of {each.rows} x {each.length}, {what}, on each of {target.mesh.size} devices:"]
+    if each.memory is None:
+        return [*lines, f"  more than {has}: does not fit: {each.lack}", f"  {ADVICE}"]
+    found = each.memory
+    fits = "fits" if found.total <= accelerator.memory else "does not fit"
+    lines.append(f"  peak {_figure(found.peak / 1e9)} GB of {has}: {fits}")
+    if fits != "fits":
+        lines.append(f"  {ADVICE}")
+    lines.append(f"  memory      {found}")
+    lines.append(f"  arithmetic  {_figure(each.flops / 1e9)} GFLOPs of matrix products")
+    of_kind = hlo.sum_by(each.sent, lambda one: f"{one.kind} ({one.dtype})")
+    sent = ", ".join(f"{kind} {_figure(size / 1e6)}" for kind, size in of_kind.most_common()) or "nothing"
+    lines.append(f"  sends       {_figure(sum(of_kind.values()) / 1e6)} MB: {sent}")
+    if beyond := each.beyond(accelerator):
+        lines.append(f"              {_figure(beyond / 1e6)} MB of it beyond the {accelerator.linked} that links join")
+    kernels = ", ".join(f"{count} x {name}" for name, count in each.program.kernels.items()) or "none"
+    lines.append(f"  kernels     {kernels}")
+    return lines + _time(each, target, decode=decode)
+
+
+def _time(each: Plan, target: Target, *, decode: bool) -> list[str]:
+    computing, sending = each.computing(target), each.sending(target)
+    estimated = target.estimates(each.program)
+    if decode:  # its steps wait for memory, of which FLOPs say nothing
+        if not estimated or not each.program.loop_cycles:
+            return []
+        milliseconds = each.program.loop_cycles / target.accelerator.clock * 1e3
+        return [f"  a step      {_figure(milliseconds)} ms for {each.rows} inputs, {LEFT_OUT}"]
+    source = LEFT_OUT if estimated else f"at {target.utilization:.0%} of {target.accelerator.flops / 1e12:,.0f} TFLOP/s"
+    lines = [f"  computes    {_figure(computing * 1e3)} ms, {source}"]
+    seconds, positions = computing + sending, each.rows * each.length
+    hidden = max(computing, sending)
+    return [
+        *lines,
+        f"  collectives {_figure(sending * 1e3)} ms at the speed of the links, one after another",
+        f"  speed       {positions / seconds:,.0f} target positions a second, {positions / hidden:,.0f} if collectives "
+        "hide behind arithmetic",
+        f"  of the peak {each.flops / (seconds * target.accelerator.flops):.0%}, "
+        f"{each.flops / (hidden * target.accelerator.flops):.0%} if they hide",
+    ]
 
 
 def scaled(config: Config, times: int) -> Config:
@@ -115,129 +240,48 @@ def scaled(config: Config, times: int) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(data, **grown))
 
 
-def scaling_table(config: Config, counts: Sequence[int], name: str, utilization: float) -> str:
+def scaling_table(
+    config: Config, counts: Sequence[int], name: str, *, slices: int = 1, utilization: float = 0.4
+) -> str:
     """Weak scaling: a line for each number of devices, the batch of the first growing with them; the longest bucket.
 
     Raises:
       ValueError: as `plan`; or a number of devices is no multiple of the first.
     """
-    accelerator = ACCELERATORS[name]
-    lines = [
-        f"{name}, {utilization:.0%} of {accelerator.flops / 1e12:.0f} TFLOP/s; {accelerator.link / 1e9:.4g} GB/s among "
-        f"{accelerator.linked} devices, {accelerator.network / 1e9:.4g} GB/s a device beyond",
-        "| Devices | Mesh (data, fsdp, tensor) | Batch | GB a device: state + step | MB sent, in messages beyond links "
-        "| Efficiency, one after another | hidden |",
-        "|---|---|---|---|---|---|---|",
-    ]
     if odd := [count for count in counts if count % counts[0]]:
         raise ValueError(f"--devices: {odd[0]} is no multiple of {counts[0]}, whose batch grows with the devices.")
+    lines = []
     for count in counts:
-        sizes = config.parallel
-        mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor, devices=jax.devices()[:count])
-        if mesh.size != count:
-            raise ValueError(f"config.parallel: makes {mesh.size} of {count} devices; set one of its sizes to -1.")
+        found = target(config, name, count, slices=slices, utilization=utilization)
+        if found.mesh.size != count:
+            raise ValueError(
+                f"config.parallel: makes {found.mesh.size} of {count} devices; set one of its sizes to -1."
+            )
+        accelerator = found.accelerator
+        lines = lines or [
+            f"{found.origin}, for {name}; {accelerator.link / 1e9:.4g} GB/s among {accelerator.linked} devices, "
+            f"{accelerator.network / 1e9:.4g} GB/s a device beyond",
+            "| Devices | Mesh (data, fsdp, tensor) | Batch | GB a device: peak (state) | MB sent, of it beyond links "
+            "| Efficiency, one after another | hidden |",
+            "|---|---|---|---|---|---|---|",
+        ]
         larger = scaled(config, count // counts[0])
-        each = _of_shape(larger, mesh, *batch_shapes.possible(larger)[-1])
-        computing, sending = each.seconds(accelerator, utilization)
-        lines.append(
-            f"| {count} | {' x '.join(map(str, mesh.devices.shape))} | {each.rows} x {each.length} "
-            f"| {_figure(each.memory.state / 1e9)} + {_figure(each.memory.temporary / 1e9)} "
-            f"| {_figure(sum(each.sent.values()) / 1e6)}, {_figure(each.beyond(accelerator) / 1e6)} "
-            f"| {computing / (computing + sending):.0%} | {computing / max(computing, sending):.0%} |"
-        )
+        lines.append(_scaling_row(train_step(larger, found, *batch_shapes.possible(larger)[-1]), found))
     return "\n".join(lines)
+
+
+def _scaling_row(each: Plan, target: Target) -> str:
+    first = f"| {target.mesh.size} | {target.shape} | {each.rows} x {each.length} |"
+    if each.memory is None:
+        return f"{first} does not fit | | | |"
+    computing, sending = each.computing(target), each.sending(target)
+    return (
+        f"{first} {_figure(each.memory.total / 1e9)} ({_figure(each.memory.state / 1e9)}) "
+        f"| {_figure(sum(each.sent.values()) / 1e6)}, {_figure(each.beyond(target.accelerator) / 1e6)} "
+        f"| {computing / (computing + sending):.0%} | {computing / max(computing, sending):.0%} |"
+    )
 
 
 def _figure(number: float) -> str:
     """The first three digits: '3,040', '0.0425'."""
     return f"{float(f'{number:.3g}'):,g}"
-
-
-# The size of what each kind of message leaves on a device, times this, is what the device sends; n: how many take part.
-SENT = {
-    "all-gather": lambda n: (n - 1) / n,  # every device sends its part on around a ring
-    "reduce-scatter": lambda n: n - 1,
-    "all-reduce": lambda n: 2 * (n - 1) / n,  # the one, and then the other
-    "all-to-all": lambda n: (n - 1) / n,
-    "collective-permute": lambda n: 1,
-}
-RINGS = ("all-gather", "reduce-scatter", "all-reduce")
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
-COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
-MESSAGE = re.compile(rf"= (.+?) ({'|'.join(SENT)})(?:-start)?\((.*)$")
-CALLED = re.compile(
-    r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)|branch_computations=\{(.*?)\}"
-)
-TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-
-
-def messages(program: str, devices: int) -> dict[Message, int]:
-    """Bytes that each device sends in a compiled program, by message; loops as often as they run.
-
-    Args:
-      program: what `as_text` of a compiled function returns.
-      devices: that it is compiled for.
-    """
-    starts = [(match.group(1), match.start(), match.end()) for match in COMPUTATION.finditer(program)]
-    ends = [start for _, start, _ in starts[1:]] + [len(program)]
-    bodies = {name: program[begin:end] for (name, _, begin), end in zip(starts, ends, strict=True)}
-    entry = re.search(r"^ENTRY %?([\w.-]+)", program, re.MULTILINE).group(1)
-    total = collections.Counter()
-
-    def add(name: str, times: int) -> None:
-        for line in bodies[name].splitlines():
-            if found := MESSAGE.search(line):
-                what, kind, rest = found.groups()
-                message = Message(kind, _groups(rest, devices))
-                total[message] += round(times * _bytes(what) * SENT[kind](len(message.groups[0])))
-                continue  # what a reduction applies sends nothing
-            repeated = TIMES.search(line) if " while(" in line else None
-            for one, several in CALLED.findall(line):
-                for called in [one] if one else re.findall(r"[\w.-]+", several):
-                    add(called, times * int(repeated.group(1) if repeated else 1))
-
-    add(entry, 1)
-    return {message: count for message, count in total.items() if count}
-
-
-def _bytes(shapes: str) -> int:
-    """Of all arrays in 'f32[3,5]{1,0}' or a tuple of such."""
-    total = 0
-    for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
-        total += math.prod(int(size) for size in sizes.split(",") if size) * BYTES[dtype]
-    return total
-
-
-def _groups(attributes: str, devices: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of devices that exchange a message among them; one of all devices where none are named.
-
-    'replica_groups=[4,2]<=[2,4]T(1,0)' are 4 groups of 2, of the devices in that order; '{{0,1},{2,3}}' 2 of 2, as are
-    pairs of a source and a target; "mesh['a'=4,'b'=2] {'b'}" 4 of 2, each along 'b'.
-    """
-    if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=(\S+?),? ", attributes + " "):
-        groups = _order(found.group(2)).reshape(-1, int(found.group(1)))
-    elif found := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", attributes):
-        return tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", found.group(1)))
-    elif found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((\S+?)\))?\s*\{('.*?)\}", attributes):
-        axes, order, named = found.groups()
-        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", axes)}
-        parts = {axis: (1, size, 1) for axis, size in sizes.items()}  # along the middle one of each named axis
-        chosen = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", named)
-        for axis, before, size in chosen:
-            if size:
-                parts[axis] = int(before), int(size), sizes[axis] // int(before) // int(size)
-        ids = _order(order) if order else np.arange(math.prod(sizes.values()))
-        ids = ids.reshape([size for part in parts.values() for size in part])
-        along = [3 * number + 1 for number, axis in enumerate(sizes) if axis in {name for name, _, _ in chosen}]
-        groups = np.moveaxis(ids, along, range(-len(along), 0))
-        groups = groups.reshape(-1, math.prod(groups.shape[-len(along) :]))
-    else:
-        groups = np.arange(devices)[None]
-    return tuple(map(tuple, groups.tolist()))
-
-
-def _order(text: str) -> np.ndarray:
-    """Device numbers of '[2,4]T(1,0)': 0 to 7 as rows of 4, its axes then in that order."""
-    sizes, axes = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
-    sizes = list(map(int, sizes.split(",")))
-    return np.arange(math.prod(sizes)).reshape(sizes).transpose(list(map(int, axes.split(","))) if axes else None)

@@ -1,0 +1,183 @@
+"""What a compiled program contains, read from its text: collectives, attention kernels, and the compiler's cycles."""
+
+import collections
+import dataclasses
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+# The size of a collective's result on a device, times this, is what the device sends; n: how many devices take part.
+SENT = {
+    "all-gather": lambda n: (n - 1) / n,  # every device sends its part on around a ring
+    "reduce-scatter": lambda n: n - 1,
+    "all-reduce": lambda n: 2 * (n - 1) / n,  # the one, and then the other
+    "all-to-all": lambda n: (n - 1) / n,
+    "collective-permute": lambda n: 1,
+}
+RINGS = ("all-gather", "reduce-scatter", "all-reduce")
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
+# The names of attention kernels in a program, and what computed them: `model.backend`.
+KERNELS = {"tpu_custom_call": "flash", "__cudnn$fmhaSoftmax": "cudnn", "__cudnn$fmhaSoftmaxBackward": "cudnn"}
+
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = (.+?) ([a-z][\w-]*)\((.*)$")
+CALLED = re.compile(
+    r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)|branch_computations=\{(.*?)\}"
+)
+TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+BOUND = re.compile(r" = [su]32\[\]\S* constant\((\d+)\)")
+CYCLES = re.compile(r'"estimated_cycles":"(-?\d+)"')
+KERNEL = re.compile(r'custom_call_target="([^"]+)"')
+UNKNOWN = 2**62  # cycles from which on an estimate says that there is none
+
+
+class Collective(NamedTuple):
+    """A kind of collective, what it sends, and the groups of devices each of which takes part in one of its own."""
+
+    kind: str
+    dtype: str  # of the array, as XLA writes it: 'f32', 'bf16'
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What one run of a compiled program does; a loop counts as often as it runs, once where that depends on data."""
+
+    sent: dict[Collective, int]  # bytes that each device sends
+    kernels: dict[str, int]  # calls of attention kernels, by `model.backend`
+    cycles: int  # by the compiler's estimates; 0 where it has none
+    loop_cycles: int  # of one pass of the longest loop whose length depends on data; 0 if there is none
+
+    @property
+    def dtypes(self) -> collections.Counter:
+        """Bytes sent by all-reduces and reduce-scatters, which round sums, by type."""
+        return sum_by(self.sent, lambda each: each.dtype if each.kind in ("all-reduce", "reduce-scatter") else None)
+
+
+def sum_by(sent: dict[Collective, int], key) -> collections.Counter:
+    """Bytes by `key` of each collective, those of which it is None left out."""
+    total = collections.Counter()
+    for collective, size in sent.items():
+        if (name := key(collective)) is not None:
+            total[name] += size
+    return total
+
+
+def read(text: str, devices: int) -> Program:
+    """What is in a program.
+
+    Args:
+      text: what `as_text` of a compiled function returns.
+      devices: that it is compiled for.
+    """
+    return _Reader(text, devices).program()
+
+
+class _Reader:
+    """Adds up what the computations of a program do, from its entry on."""
+
+    def __init__(self, text: str, devices: int):
+        self._devices = devices
+        starts = [(match.group(1), match.start(), match.end()) for match in COMPUTATION.finditer(text)]
+        ends = [start for _, start, _ in starts[1:]] + [len(text)]
+        self._bodies = {name: text[begin:end] for (name, _, begin), end in zip(starts, ends, strict=True)}
+        self._entry = re.search(r"^ENTRY %?([\w.-]+)", text, re.MULTILINE).group(1)
+        self._sent, self._kernels = collections.Counter(), collections.Counter()
+        self._loop_cycles = 0
+
+    def program(self) -> Program:
+        cycles = self._add(self._entry, 1)
+        sent = {collective: size for collective, size in self._sent.items() if size}
+        return Program(sent, dict(self._kernels), cycles, self._loop_cycles)
+
+    def _add(self, name: str, times: int) -> int:
+        """Counts what a computation does in so many runs; returns the cycles of one."""
+        cycles = 0
+        for line in self._bodies[name].splitlines():
+            if not (found := INSTRUCTION.match(line)):
+                continue
+            shapes, op, rest = found.groups()
+            kind = op.removesuffix("-start")
+            if kind in SENT:
+                self._send(kind, shapes, rest, times, started=kind != op)
+                continue  # what a reduction applies sends nothing
+            if op == "custom-call" and (backend := KERNELS.get(KERNEL.search(rest).group(1))):
+                self._kernels[backend] += times
+            estimate = CYCLES.search(rest)
+            known = estimate is not None and 0 <= int(estimate.group(1)) < UNKNOWN
+            repeated = self._repeated(rest) if op == "while" else 1
+            called = [
+                self._add(each, times * (repeated or 1))
+                for one, several in CALLED.findall(rest)
+                for each in ([one] if one else re.findall(r"[\w.-]+", several))
+            ]
+            if op == "while":
+                cycles += (repeated or 1) * sum(called)
+                self._loop_cycles = max(self._loop_cycles, 0 if repeated else sum(called))
+            elif known:  # which covers what the instruction calls
+                cycles += int(estimate.group(1))
+            elif op in ("call", "async-start"):
+                cycles += sum(called)
+            elif op == "conditional":
+                cycles += max(called, default=0)
+        return cycles
+
+    def _repeated(self, rest: str) -> int | None:
+        """How often a loop runs; None: that depends on data.
+
+        CPU and GPU programs say it. A TPU's does not: there the loop counts from 0 and ends at a constant.
+        """
+        if found := TIMES.search(rest):
+            return int(found.group(1))
+        condition = self._bodies[re.search(r"condition=%?([\w.-]+)", rest).group(1)]
+        condition += "".join(self._bodies[called] for called in re.findall(r"calls=%?([\w.-]+)", condition))
+        bounds = BOUND.findall(condition)
+        simple = "direction=LT" in condition and not re.search(r" (?:and|or|not)\(", condition)
+        return int(bounds[0]) if simple and len(bounds) == 1 else None
+
+    def _send(self, kind: str, shapes: str, attributes: str, times: int, *, started: bool) -> None:
+        groups = groups_of(attributes, self._devices)
+        arrays = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+        if started and kind != "all-reduce":  # the result is a pair: operands, results; and some numbers
+            arrays = [each for each in arrays if each[1] or kind != "collective-permute"]
+            arrays = arrays[len(arrays) // 2 :]
+        for dtype, sizes in arrays:
+            size = math.prod(int(size) for size in sizes.split(",") if size) * BYTES[dtype]
+            self._sent[Collective(kind, dtype, groups)] += round(times * size * SENT[kind](len(groups[0])))
+
+
+def groups_of(attributes: str, devices: int) -> tuple[tuple[int, ...], ...]:
+    """The groups of devices each of which takes part in a collective of its own; one of all where none are named.
+
+    'replica_groups=[4,2]<=[2,4]T(1,0)' are 4 groups of 2, of the devices in that order; '{{0,1},{2,3}}' 2 of 2, as are
+    pairs of a source and a target; "mesh['a'=4,'b'=2] {'b'}" 4 of 2, each along 'b'.
+    """
+    if found := re.search(r"replica_groups=\[\d+,(\d+)\]<=(\S+?),? ", attributes + " "):
+        groups = _order(found.group(2)).reshape(-1, int(found.group(1)))
+    elif found := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", attributes):
+        return tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", found.group(1)))
+    elif found := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((\S+?)\))?\s*\{('.*?)\}", attributes):
+        axes, order, named = found.groups()
+        sizes = {axis: int(size) for axis, size in re.findall(r"'(\w+)'=(\d+)", axes)}
+        parts = {axis: (1, size, 1) for axis, size in sizes.items()}  # along the middle one of each named axis
+        chosen = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", named)
+        for axis, before, size in chosen:
+            if size:
+                parts[axis] = int(before), int(size), sizes[axis] // int(before) // int(size)
+        ids = _order(order) if order else np.arange(math.prod(sizes.values()))
+        ids = ids.reshape([size for part in parts.values() for size in part])
+        along = [3 * number + 1 for number, axis in enumerate(sizes) if axis in {name for name, _, _ in chosen}]
+        groups = np.moveaxis(ids, along, range(-len(along), 0))
+        groups = groups.reshape(-1, math.prod(groups.shape[-len(along) :]))
+    else:
+        groups = np.arange(devices)[None]
+    return tuple(map(tuple, groups.tolist()))
+
+
+def _order(text: str) -> np.ndarray:
+    """Device numbers of '[2,4]T(1,0)': 0 to 7 as rows of 4, its axes then in that order."""
+    sizes, axes = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+    sizes = list(map(int, sizes.split(",")))
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(list(map(int, axes.split(","))) if axes else None)

@@ -1,0 +1,131 @@
+"""Devices of TPUs and GPUs that are not here, described to their own compilers, which run on any CPU.
+
+`libtpu` compiles for TPUs, and JAX's CUDA plugin for NVIDIA GPUs. A function that is lowered for such devices compiles
+as on the real ones, and cannot be run.
+"""
+
+import contextlib
+import importlib.metadata
+import math
+import os
+from collections.abc import Sequence
+
+import jax
+from jax.experimental import topologies
+
+from flaxformer_lite.training.accelerators import ACCELERATORS
+
+GPUS_OF_MACHINE = 8
+# Without a TPU: libtpu is neither to look for one, nor for other hosts, nor for another process that uses it.
+LIBTPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+# Without a GPU nothing can be tried out: XLA's own products of float32 matrices cannot be compiled then.
+CUDA_FLAG = "--xla_gpu_enable_triton_gemm=false"
+# How XLA describes a GPU. H100 SXM: NVIDIA's H100 white paper, and the CUDA programming guide, compute capability 9.0.
+GPUS = {
+    "h100": """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
+  threads_per_warp: 32  threads_per_block_limit: 1024  threads_per_core_limit: 2048
+  registers_per_block_limit: 65536  registers_per_core_limit: 65536
+  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448  shared_memory_per_core: 233472
+  block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+  l2_cache_size: 52428800  memory_bandwidth: 3352320000000  device_memory_size: 84929347584
+}
+runtime_version { major: 13 }
+dnn_version_info { major: 9 minor: 24 }
+platform_name: "CUDA"
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+}
+
+
+class NoCompiler(Exception):
+    """The compiler of an accelerator is not installed, or there is no description for it."""
+
+
+def compiler(name: str) -> str:
+    """The name and version of the compiler for an accelerator, 'libtpu 0.0.42.1'.
+
+    Raises:
+      NoCompiler: it is not installed, or lacks a description of the accelerator; the message says what to do.
+    """
+    on_tpu = ACCELERATORS[name].platform == "tpu"
+    if not on_tpu and name not in GPUS:
+        raise NoCompiler(f"of the GPUs, only {', '.join(GPUS)} is described to the CUDA plugin here")
+    for package in ("libtpu",) if on_tpu else ("jax-cuda13-plugin", "jax-cuda12-plugin"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{package} {importlib.metadata.version(package)}"
+    what, extra = ("libtpu", "plan") if on_tpu else ("JAX's CUDA plugin", "plan-cuda")
+    raise NoCompiler(f"{what} is not installed: pip install 'flaxformer_lite[{extra}]'")
+
+
+def prepare(name: str) -> bool:
+    """Sets what the compiler for an accelerator reads from the environment, before JAX starts; False: there is none."""
+    try:
+        compiler(name)
+    except NoCompiler:
+        return False
+    if ACCELERATORS[name].platform == "tpu":
+        for variable, value in LIBTPU.items():
+            os.environ.setdefault(variable, value)
+    elif CUDA_FLAG not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CUDA_FLAG}"
+    jax.config.update("jax_enable_compilation_cache", False)  # what is written for such devices cannot be read again
+    return True
+
+
+def devices(name: str, count: int, *, slices: int = 1) -> Sequence[jax.Device]:
+    """`count` devices of an accelerator, of one slice (TPUs) or machine (GPUs, whatever `slices` is) after another.
+
+    Raises:
+      NoCompiler: as `compiler`.
+      ValueError: there is no slice of such a size; the message begins with `--devices`.
+    """
+    compiler(name)
+    accelerator = ACCELERATORS[name]
+    if accelerator.platform == "gpu":
+        if count > GPUS_OF_MACHINE and count % GPUS_OF_MACHINE:
+            raise ValueError(
+                f"--devices={count}: expected 1 to {GPUS_OF_MACHINE}, or whole machines of {GPUS_OF_MACHINE} GPUs."
+            )
+        machines = max(1, count // GPUS_OF_MACHINE)
+        shape = f"{machines}x1x{count // machines}"  # each its own slice, as JAX calls what fast links join
+        return topologies.get_topology_desc("any", "cuda", target_config=GPUS[name], topology=shape).devices
+    shape = slice_shape(name, count, slices=slices)
+    options = {"num_slices": slices} if slices > 1 else {}
+    if math.prod(shape) < 4:
+        options["chips_per_host_bounds"] = (*shape, 1)[:3]
+    if name == "v4":
+        options["chip_config_name"] = "megacore"  # as real ones are set up: the two cores of a chip are one device
+    chips = "x".join(map(str, shape))
+    found = topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{chips}", **options).devices
+    return sorted(found, key=lambda device: (getattr(device, "slice_index", 0), device.process_index, device.id))
+
+
+def slice_shape(name: str, count: int, *, slices: int = 1) -> tuple[int, ...]:
+    """The chips of a slice along each axis of its torus, for `count` devices over all slices; as near to a cube as can.
+
+    Raises:
+      ValueError: there is no such slice.
+    """
+    accelerator = ACCELERATORS[name]
+    chips, rest = divmod(count, slices * accelerator.cores)
+    most, sides = accelerator.linked // accelerator.cores, 2 if name in ("v5e", "v6e") else 3
+    if rest or not chips or chips & (chips - 1) or chips > most:
+        a_slice = " in each slice" if slices > 1 else ""
+        each = f", {accelerator.cores} devices each" if accelerator.cores > 1 else ""
+        raise ValueError(
+            f"--devices={count}: {name} comes in slices of 1, 2, 4, 8, ... {2 ** int(math.log2(most))} chips{a_slice}"
+            f"{each}; choose such a number" + (f", times --slices={slices}." if slices > 1 else ".")
+        )
+    shape, power = [], chips.bit_length() - 1
+    for axis in range(sides):  # the first axes are the shorter ones
+        shape.append(2 ** (power // (sides - axis)))
+        power -= power // (sides - axis)
+    return (2, 2, 1) if sides == 3 and chips == 4 else tuple(shape)

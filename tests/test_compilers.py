@@ -1,0 +1,187 @@
+"""Programs compiled for TPUs and GPUs by their own compilers, which need no TPU and no GPU.
+
+`.ci/run` installs the compilers and runs these tests: `pytest -m compilers`. Without a compiler its tests are skipped.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+from flaxformer_lite.config import Config, resolve, with_vocabulary
+from flaxformer_lite.data import batch_shapes
+from flaxformer_lite.model import transformer
+from flaxformer_lite.training import hlo, parallel, plan, topology
+from flaxformer_lite.training import step as step_lib
+from flaxformer_lite.training.accelerators import ACCELERATORS
+
+pytestmark = pytest.mark.compilers
+VOCABULARY, ROWS, LENGTH = 512, 16, 256
+SUMS = ("all-reduce", "reduce-scatter")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def less_effort() -> Iterator[None]:
+    """Half the time to compile: what is tested is what a program contains, not how fast it is."""
+    before = jax.config.jax_exec_time_optimization_effort
+    cached = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    yield
+    jax.config.update("jax_exec_time_optimization_effort", before)
+    jax.config.update("jax_enable_compilation_cache", cached)
+
+
+def config_of(changes: dict[str, object]) -> Config:
+    """A model of one layer, in bfloat16."""
+    fields = {
+        "model": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 128, "num_heads": 2, "d_ff": 256},
+        "data": {"vocab_size": VOCABULARY, "buckets": (LENGTH,), "tokens_per_batch": ROWS * LENGTH},
+        "optim": {},
+        "train": {},
+        "decode": {},
+        "parallel": {},
+    }
+    fields["model"] |= {"dtype": "bfloat16", "max_length": LENGTH}
+    fields["data"]["rows_multiple"] = ROWS
+    for name, value in changes.items():
+        section, field = name.split(".")
+        fields[section][field] = value
+    return resolve(fields)
+
+
+def target(name: str, count: int, config: Config, **options) -> plan.Target:
+    """Devices described to their compiler."""
+    if not topology.prepare(name):
+        with pytest.raises(topology.NoCompiler) as error:
+            topology.compiler(name)
+        pytest.skip(str(error.value))
+    return plan.target(config, name, count, **options)
+
+
+def step_of(name: str, count: int, changes: dict[str, object]) -> tuple[plan.Plan, plan.Target, Config]:
+    config = config_of(changes)
+    found = target(name, count, config)
+    (planned,) = plan.plan(config, found)
+    assert planned.memory is not None, planned.lack
+    return planned, found, config
+
+
+def parameters(config: Config) -> int:
+    shapes = step_lib.param_shapes(transformer.build_model(with_vocabulary(config, VOCABULARY).model))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+
+KERNEL = {"v5e": "flash", "v5p": "flash", "v6e": "flash", "h100": "cudnn"}
+VARIANTS = {
+    "base": ("v6e", {}),
+    "pmap": ("v5p", {"parallel.mode": "pmap"}),
+    "named kernel": ("v5e", {"model.backend": "flash"}),
+    "packing, rotary, window, grouped heads": (
+        "v5e",
+        {
+            "data.packing": True,
+            "model.position": "rotary",
+            "model.attention_window": 64,
+            "model.num_heads": 4,
+            "model.num_kv_heads": 2,
+            "model.architecture": "decoder_lm",
+        },
+    ),
+    "R-Drop, EMA": ("v5p", {"train.r_drop": 1.0, "train.ema_decay": 0.99}),
+    "remat, accumulation": ("v6e", {"model.remat": "full", "optim.accumulate_steps": 2}),
+    "GPU": ("h100", {}),
+    "GPU, pmap": ("h100", {"parallel.mode": "pmap"}),
+    "GPU, named kernel": ("h100", {"model.backend": "cudnn"}),
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS.values(), ids=VARIANTS)
+def test_copies_of_a_model_sum_each_gradient_once_in_float32_and_attend_by_a_kernel(name, changes):
+    planned, _, config = step_of(name, 8, changes)
+    assert planned.program.kernels.get(KERNEL[name], 0) >= 3  # forward, and backward of queries, of keys and values
+    assert {each.kind for each in planned.sent} == {"all-reduce"}
+    assert {each.dtype for each in planned.sent} == {"f32"}
+    gradients = 2 * 7 / 8 * 4 * parameters(config)
+    assert gradients <= sum(planned.sent.values()) < 1.01 * gradients  # and the metrics
+
+
+@pytest.mark.parametrize("name", ["v5e", "h100"])
+def test_float32_attends_by_products_on_a_gpu_and_a_kernel_on_a_tpu(name):
+    planned, _, _ = step_of(name, 4, {"model.dtype": "float32"})
+    assert planned.program.kernels == ({} if name == "h100" else {"flash": 9})
+    assert {each.dtype for each in planned.sent} == {"f32"}
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5p", "h100"])
+def test_where_the_state_is_split_too_only_activations_are_summed_in_bfloat16(name):
+    """Devices that work on the same rows add up what each computed of an activation, as `model.dtype`."""
+    planned, found, _ = step_of(name, 8, {"parallel.data": 2, "parallel.fsdp": 2, "parallel.tensor": 2})
+    assert planned.program.kernels.get(KERNEL[name], 0) >= 3
+    neighbours = tuple((2 * pair, 2 * pair + 1) for pair in range(4))
+    for each in planned.sent:
+        assert each.kind not in SUMS or each.dtype == "f32" or each.groups == neighbours, each
+    assert found.mesh.devices.shape == (2, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["v5e", "h100"])
+def test_state_and_evaluation_compile(name):
+    config = config_of({})
+    mode = parallel.MeshMode(target(name, 8, config).mesh)
+    config = with_vocabulary(config, VOCABULARY)
+    _, initial_state = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
+    assert hlo.read(mode.compile_state(initial_state).as_text(), 8).sent == {}
+    model = transformer.build_model(config.model)
+    options = {"model": model, "axis_name": mode.axis_name, "row_shards": mode.row_shards}
+    step, batch = functools.partial(step_lib.eval_step, **options), batch_shapes.struct(config, ROWS, LENGTH)
+    program = hlo.read(mode.compile(step, step_lib.param_shapes(model), batch, donate=False).as_text(), 8)
+    assert program.kernels.get(KERNEL[name]) == 3 and sum(program.sent.values()) < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "changes"),
+    [
+        ("v5e", 1, {"decode.method": "greedy"}),
+        ("v6e", 1, {"decode.method": "beam"}),
+        ("v5p", 2, {"decode.method": "beam"}),
+        ("v5e", 1, {"decode.method": "mask_predict", "model.decoder": "masked"}),
+        ("h100", 1, {"decode.method": "greedy"}),
+        ("h100", 2, {"decode.method": "beam"}),
+    ],
+)
+def test_decoding_compiles_and_devices_that_do_not_share_a_model_send_nothing(name, tensor, changes):
+    config = config_of(changes | {"parallel.tensor": tensor})
+    found = target(name, 4, config, decode=True)
+    planned = plan.decoding(config, found)
+    assert planned.memory.total < ACCELERATORS[name].memory / 100
+    assert bool(planned.sent) == (tensor > 1)
+    text = plan.table([planned], found, decode=True)
+    assert ("a step" in text) == (name != "h100" and changes["decode.method"] != "mask_predict")
+
+
+def test_what_does_not_fit_is_said_with_what_is_lacking():
+    rows = 2**17
+    config = config_of({"data.tokens_per_batch": rows * LENGTH, "data.rows_multiple": rows})
+    found = target("v5e", 1, config)
+    text = plan.table(plan.plan(config, found), found)
+    assert "does not fit" in text and "GiB too little" in text and "model.remat" in text
+
+
+PODS = [(name, 4 * 2**i) for name in ("v4", "v5e", "v5p", "v6e") for i in range(8)]
+
+
+@pytest.mark.parametrize(("name", "chips"), [(n, c) for n, c in PODS if c <= 256 or n in ("v4", "v5p")])
+def test_every_shape_of_every_pod_makes_a_mesh_of_its_compilers_devices(name, chips):
+    config = config_of({})
+    for slices in (1, 2, 4):
+        target(name, chips * slices, config, slices=slices)
+        devices = topology.devices(name, chips * slices, slices=slices)
+        assert len(devices) == chips * slices
+        powers = [2**i for i in range(len(devices).bit_length())]
+        for fsdp, tensor in itertools.product(powers, powers):
+            if fsdp * tensor <= len(devices) and tensor <= min(16, chips):
+                shape = len(devices) // fsdp // tensor, fsdp, tensor
+                mesh = parallel.make_mesh(*shape, devices=devices)
+                assert math.prod(mesh.devices.shape) == len(devices)

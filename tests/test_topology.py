@@ -1,0 +1,57 @@
+"""Which slice of a pod has so many chips, and what is said where there is none, or no compiler."""
+
+import math
+
+import pytest
+
+from flaxformer_lite.training import topology
+from flaxformer_lite.training.accelerators import ACCELERATORS
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "shape"),
+    [
+        ("v5e", 1, (1, 1)),
+        ("v5e", 8, (2, 4)),
+        ("v6e", 32, (4, 8)),
+        ("v6e", 256, (16, 16)),
+        ("v4", 4, (2, 2, 1)),
+        ("v4", 8, (2, 2, 2)),
+        ("v5p", 16, (2, 2, 4)),
+        ("v5p", 128, (4, 4, 8)),
+        ("v5p", 512, (8, 8, 8)),
+        ("tpu7x", 8, (2, 2, 1)),
+    ],
+)
+def test_a_slice_is_as_near_to_a_square_or_cube_as_it_can_be(name, count, shape):
+    assert topology.slice_shape(name, count) == shape
+    assert math.prod(shape) * ACCELERATORS[name].cores == count
+    assert topology.slice_shape(name, 4 * count, slices=4) == shape
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "slices", "message"),
+    [
+        ("v5e", 224, 1, "--devices=224: v5e comes in slices of 1, 2, 4, 8, ... 256 chips; choose such a number."),
+        ("v6e", 512, 1, "... 256 chips; choose"),
+        ("v5p", 12, 2, "... 8192 chips in each slice; choose such a number, times --slices=2."),
+        ("v5p", 8, 3, "times --slices=3"),
+        ("tpu7x", 6, 1, "... 8192 chips, 2 devices each; choose"),
+    ],
+)
+def test_a_number_of_chips_that_no_slice_has_is_refused_in_one_line(name, count, slices, message):
+    with pytest.raises(ValueError) as error:
+        topology.slice_shape(name, count, slices=slices)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_without_a_compiler_it_is_said_what_to_install(monkeypatch):
+    def missing(package: str) -> str:
+        raise topology.importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(topology.importlib.metadata, "version", missing)
+    for name, extra in (("v5e", "[plan]"), ("h100", "[plan-cuda]"), ("a100", "only h100 is described")):
+        assert not topology.prepare(name)
+        with pytest.raises(topology.NoCompiler) as error:
+            topology.devices(name, 8)
+        assert extra in str(error.value)
