@@ -72,12 +72,17 @@ TPU = """
 
 %fused (p: f32[24]) -> f32[24] {
   %inside = f32[24]{0:T(256)} multiply(%p, %p), backend_config={"estimated_cycles":"1000"}
-  ROOT %reduced = f32[24]{0:T(256)} all-reduce(%inside), replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %reduced = f32[24]{0:T(256)} all-reduce(%inside), channel_id=7, replica_groups={{0,1},{2,3}}, to_apply=%add
+}
+
+%fused_again (p: f32[24]) -> f32[24] {
+  ROOT %reduced = f32[24]{0:T(256)} all-reduce(%p), channel_id=7, replica_groups={{0,1},{2,3}}, to_apply=%add
 }
 
 %scan (c: (s32[], f32[24])) -> (s32[], f32[24]) {
   %step = f32[24]{0:T(256)} fusion(%x), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"7"}
-  ROOT %out = (s32[], f32[24]) tuple(%i, %step)
+  %ended = f32[24]{0:T(256)} fusion(%x), kind=kLoop, calls=%fused_again, backend_config={"estimated_cycles":"3"}
+  ROOT %out = (s32[], f32[24]) tuple(%i, %ended)
 }
 
 %scan_ends (c: (s32[], f32[24])) -> pred[] {
@@ -111,7 +116,7 @@ ENTRY %main (x: f32[24]) -> f32[24] {
 
 
 def test_loops_of_a_tpu_count_to_the_constant_of_their_condition():
-    """5 passes of 7 cycles; a search, whose end depends on data, counts once: 11; and 2."""
+    """5 passes of 7 + 3 cycles, a collective in both; a search, whose end depends on data, counts once: 11; and 2."""
     found = hlo.read(TPU.replace("NONE", str(2**62)), 4)
     pairs = ((0, 1), (2, 3))
     assert found.sent == {
@@ -119,5 +124,5 @@ def test_loops_of_a_tpu_count_to_the_constant_of_their_condition():
         hlo.Collective("all-gather", "bf16", pairs): 6 * 5 * 2 // 2,
         hlo.Collective("collective-permute", "f32", ((0, 1), (1, 0))): 7 * 4,
     }
-    assert found.cycles == 5 * 7 + 11 + 2 and found.loop_cycles == 11
+    assert found.cycles == 5 * (7 + 3) + 11 + 2 and found.loop_cycles == 11
     assert found.kernels == {"flash": 1}

@@ -86,13 +86,14 @@ class _Reader:
         self._entry = re.search(r"^ENTRY %?([\w.-]+)", text, re.MULTILINE).group(1)
         self._sent, self._kernels = collections.Counter(), collections.Counter()
         self._loop_cycles = 0
+        self._fused = set()  # numbers of collectives in fusions
 
     def program(self) -> Program:
         cycles = self._add(self._entry, 1)
         sent = {collective: size for collective, size in self._sent.items() if size}
         return Program(sent, dict(self._kernels), cycles, self._loop_cycles)
 
-    def _add(self, name: str, times: int) -> int:
+    def _add(self, name: str, times: int, *, fused: bool = False) -> int:
         """Counts what a computation does in so many runs; returns the cycles of one."""
         cycles = 0
         for line in self._bodies[name].splitlines():
@@ -101,6 +102,8 @@ class _Reader:
             shapes, op, rest = found.groups()
             kind = op.removesuffix("-start")
             if kind in SENT:
+                if fused and self._is_known(rest):
+                    continue
                 self._send(kind, shapes, rest, times, started=kind != op)
                 continue  # what a reduction applies sends nothing
             if op == "custom-call" and (backend := KERNELS.get(KERNEL.search(rest).group(1))):
@@ -109,7 +112,7 @@ class _Reader:
             known = estimate is not None and 0 <= int(estimate.group(1)) < UNKNOWN
             repeated = self._repeated(rest) if op == "while" else 1
             called = [
-                self._add(each, times * (repeated or 1))
+                self._add(each, times * (repeated or 1), fused=fused or op == "fusion")
                 for one, several in CALLED.findall(rest)
                 for each in ([one] if one else re.findall(r"[\w.-]+", several))
             ]
@@ -123,6 +126,14 @@ class _Reader:
             elif op == "conditional":
                 cycles += max(called, default=0)
         return cycles
+
+    def _is_known(self, attributes: str) -> bool:
+        """Whether a collective was met before: a TPU overlaps one with several fusions, each of which names it."""
+        if (found := re.search(r"channel_id=(\d+)", attributes)) is None:
+            return False
+        known = found.group(1) in self._fused
+        self._fused.add(found.group(1))
+        return known
 
     def _repeated(self, rest: str) -> int | None:
         """How often a loop runs; None: that depends on data.
