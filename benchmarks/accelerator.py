@@ -12,6 +12,10 @@ The parts, in this order:
                 installed, and what `flaxformer-lite plan` says of them
     decoding    tokens a second of the base model, bfloat16, greedy and with a beam of 4, 32 and 512 sentences
     big         as `base`, of the paper's big model
+    multi30k    `multi30k_tok` with two buckets for two minutes, and its BLEU on the test (greedy), if the data is there
+                and three minutes of `--seconds` are left
+
+On a machine without a network, `python -m benchmarks.offline` collects what it lacks beforehand.
 
 Results are written after each part, to a JSON file and as text, so a run that is cut off keeps what it has. A part that
 fails is reported, and the next one starts. Parts that are checked, not timed, share the device.
@@ -25,6 +29,8 @@ import functools
 import importlib.util
 import json
 import os
+import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -44,6 +50,7 @@ ROOT = Path(__file__).parent.parent
 # Largest difference over largest value of the reference: what bfloat16 rounds, and what float32 does.
 BOUNDS = {"bfloat16": 2e-2, "float32": 2e-5}
 STEPS, RESUMED_AT = 40, 20  # of the smoke config
+TRAINED, LEFT = 120, 180  # seconds that `multi30k` trains, and that must be left for it
 LOSS_BOUND = 1e-3  # relative difference from a CPU's losses
 Result = dict[str, Any]
 
@@ -251,6 +258,44 @@ def training(sizes: Sizes, model: str, accelerator: str | None) -> Result:
     return found
 
 
+def multi30k(sizes: Sizes, seconds: float = TRAINED) -> Result:
+    """Steps and test BLEU of `multi30k_tok`, stopped by SIGTERM after so many seconds, compilation included."""
+    files = [path for split in ("train", "val", "test_2016_flickr") for path in data_files(split)]
+    if lacking := [path for path in files if not list(ROOT.glob(path))]:
+        return {"skipped": f"{ROOT / lacking[0]} is not there; see configs/multi30k_tok.py"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "flaxformer_lite"]
+        flags = ["--config=multi30k_tok", "--config.data.buckets=(24,64)", "--config.train.eval_every=100000"]
+        if sizes is TINY:
+            flags += ["--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=1"]
+        errors = Path(folder, "errors")
+        with errors.open("w") as log:
+            options = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": log}
+            run = subprocess.Popen([*command, "train", f"--workdir={folder}/run", *flags], **options)
+            try:
+                run.wait(seconds)
+            except subprocess.TimeoutExpired:
+                run.send_signal(signal.SIGTERM)
+        code = run.wait(60)
+        log = Path(folder, "run", "metrics.jsonl")
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        if not lines:
+            raise RuntimeError(f"train ended with {code} and logged no step: {errors.read_text()[-2000:]}")
+        found = {"steps": lines[-1]["step"], "loss": lines[-1]["loss"], "exit_code": code}
+        evaluate = [*command, "evaluate", f"--workdir={folder}/run", "--split=test", "--method=greedy"]
+        done = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            return found | {"failed": done.stderr[-2000:]}
+        score = re.search(r"^bleu_tokenized +([\d.]+)", done.stdout, re.MULTILINE)
+        signature = re.search(r"^bleu_tokenized: sacreBLEU signature (\S+)", done.stdout, re.MULTILINE)
+        return found | {"test_bleu": float(score.group(1)), "signature": signature.group(1)}
+
+
+def data_files(split: str) -> tuple[str, ...]:
+    """Where `multi30k_tok` looks for a split, its German and its English half, gzip or not."""
+    return tuple(f"multi30k/tok/{split}.lc.norm.tok.{language}*" for language in ("en", "de"))
+
+
 def estimate(sizes: Sizes, model: str, name: str) -> Result:
     """What `flaxformer-lite plan` says of a step of this model on one device, compiled on this machine's CPU."""
     from flaxformer_lite import runtime
@@ -316,9 +361,17 @@ PARTS = {
     "attention": attention,
     "smoke": smoke,
     "decoding": decoding,
+    "multi30k": multi30k,
 }
 MODELS = ("base", "big")  # parts too: `training`
-TOGETHER = (("device",), ("attention", "smoke"), ("base",), ("decoding",), ("big",))  # untimed parts run in parallel
+TOGETHER = (
+    ("device",),
+    ("attention", "smoke"),
+    ("base",),
+    ("decoding",),
+    ("big",),
+    ("multi30k",),
+)  # untimed parts run in parallel
 CHILDREN = {"device", "attention", "decoding", "estimate"}  # use the device themselves, so have processes of their own
 
 
@@ -374,6 +427,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="the JSON file; text goes beside it. Default: by the device's name")
     names = [*PARTS, *MODELS]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these parts alone")
+    parser.add_argument("--seconds", type=float, default=360, help="for all parts; `multi30k` is left out beyond it")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -387,8 +441,12 @@ def main() -> None:
     result = {"command": "python -m benchmarks.accelerator " + " ".join(sys.argv[1:])}
     result |= {"date": datetime.date.today().isoformat(), "cores": os.cpu_count()}
     output, accelerator = arguments.output, None
+    started = time.monotonic()
     for together in TOGETHER:
         parts = [part for part in together if part in arguments.only or part == "device"]
+        if parts == ["multi30k"] and (left := arguments.seconds - (time.monotonic() - started)) < LEFT:
+            result["multi30k"] = {"skipped": f"{left:.0f} of {arguments.seconds:.0f} seconds were left"}
+            parts = []
         with ThreadPoolExecutor(len(together)) as pool:
             run = functools.partial(measured, sizes=sizes, accelerator=accelerator)
             result |= zip(parts, pool.map(run, parts), strict=True)

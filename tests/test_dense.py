@@ -59,6 +59,24 @@ def test_in_bfloat16_the_gradient_of_the_kernel_is_not_rounded():
     assert np.abs(gradient - exact).max() < 1e-4 < np.abs(np.float64(jnp.bfloat16(exact)) - exact).max()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_transposed_kernel_has_its_inputs_last_and_its_product_may_be_float32(dtype):
+    """As of logits: in bfloat16 what is multiplied is rounded, and neither the product nor the kernel's gradient is."""
+    x, kernel, weight = jnp.asarray(draw(0, *ROWS, 7), dtype), draw(1, 17, 7), jnp.asarray(draw(2, *ROWS, 17), dtype)
+
+    def weighed(x, kernel):
+        y = product(x, kernel, 1, True, jnp.float32)
+        return jnp.vdot(y, weight.astype(jnp.float32)), y
+
+    (_, y), gradients = jax.jit(jax.value_and_grad(weighed, argnums=(0, 1), has_aux=True))(x, kernel)
+    rounded, flat, of_y = np.float64(jnp.asarray(kernel, dtype)), *(np.float64(a).reshape(15, -1) for a in (x, weight))
+    assert (y.dtype, gradients[0].dtype, gradients[1].dtype) == (jnp.float32, x.dtype, jnp.float32)
+    np.testing.assert_allclose(y.reshape(15, 17), flat @ rounded.T, atol=1e-5)
+    np.testing.assert_allclose(gradients[1], of_y.T @ flat, atol=1e-5)
+    of_x = np.float64(gradients[0]).reshape(15, 7)
+    np.testing.assert_allclose(of_x, of_y @ rounded, rtol=2**-7 if dtype == "bfloat16" else 1e-5, atol=1e-5)
+
+
 def test_in_bfloat16_the_gradient_of_a_bias_is_summed_in_float32():
     dense = Dense(dataclasses.replace(CONFIG, dtype="bfloat16"), (3,))
     x = jnp.ones((4099, 1, 2))

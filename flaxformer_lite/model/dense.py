@@ -30,32 +30,45 @@ class Dense(nn.Module):
         return y if bias is None else add(y, bias)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def product(x: jax.Array, kernel: jax.Array, axes: int, dtype: jnp.dtype | None = None) -> jax.Array:
-    """x W over the last `axes` axes of x, in the dtype of x or another; `kernel`: float32 (*inputs, *features).
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def product(
+    x: jax.Array, kernel: jax.Array, axes: int, transposed: bool = False, dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """x W over the last `axes` axes of x, as the dtype of x or another.
 
     The gradient of the kernel is summed over rows in float32 and never rounded. The gradient of its cast would be
     bfloat16, and so would be the sums over devices that the compiler adds to it. What is multiplied always has the
-    dtype of x: so have the gradients of the product.
+    dtype of x, also in the gradients.
+
+    Args:
+      kernel: float32 (*inputs, *features), or `transposed` (*features, *inputs).
     """
-    return jnp.tensordot(x, kernel.astype(x.dtype), axes, preferred_element_type=dtype)
+    inputs, _ = _kernel_axes(kernel, axes, transposed)
+    of_x = tuple(range(x.ndim - axes, x.ndim))
+    return jnp.tensordot(x, kernel.astype(x.dtype), (of_x, inputs), preferred_element_type=dtype)
 
 
-def _product_forward(
-    x: jax.Array, kernel: jax.Array, axes: int, dtype: jnp.dtype | None
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return product(x, kernel, axes, dtype), (x, kernel)
+def _kernel_axes(kernel: jax.Array, axes: int, transposed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those of inputs and those of features."""
+    every = tuple(range(kernel.ndim))
+    return (every[-axes:], every[:-axes]) if transposed else (every[:axes], every[axes:])
+
+
+def _product_forward(x: jax.Array, kernel: jax.Array, *options) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product(x, kernel, *options), (x, kernel)
 
 
 def _product_backward(
-    axes: int, dtype: jnp.dtype | None, saved: tuple[jax.Array, jax.Array], y_gradient: jax.Array
+    axes: int, transposed: bool, dtype: jnp.dtype | None, saved: tuple[jax.Array, jax.Array], y_gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
     y_gradient = y_gradient.astype(x.dtype)
-    rows, features = tuple(range(x.ndim - axes)), tuple(range(axes, kernel.ndim))
-    of_y = tuple(range(y_gradient.ndim - len(features), y_gradient.ndim))
+    _, features = _kernel_axes(kernel, axes, transposed)
+    rows = tuple(range(x.ndim - axes))
+    of_y = tuple(range(len(rows), y_gradient.ndim))
     x_gradient = jnp.tensordot(y_gradient, kernel.astype(x.dtype), (of_y, features))
-    return x_gradient, jnp.tensordot(x, y_gradient, (rows, rows), preferred_element_type=kernel.dtype)
+    factors = (y_gradient, x) if transposed else (x, y_gradient)  # in the order of the kernel's axes
+    return x_gradient, jnp.tensordot(*factors, (rows, rows), preferred_element_type=kernel.dtype)
 
 
 product.defvjp(_product_forward, _product_backward)

@@ -62,5 +62,5 @@ class Output(nn.Module):
 
 def project(x_BTD: jax.Array, weights: dict[str, jax.Array], config: ModelConfig) -> jax.Array:
     """Logits (B, T, V), float32, by the weights of `Output`. Section 3.4."""
-    logits_BTV = product(x_BTD.astype(config.dtype), weights["matrix"].T, 1, jnp.float32)
+    logits_BTV = product(x_BTD.astype(config.dtype), weights["matrix"], 1, True, jnp.float32)
     return logits_BTV + weights["bias"][None, None] if "bias" in weights else logits_BTV
