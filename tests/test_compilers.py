@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from flaxformer_lite.config import Config, resolve, with_vocabulary
 from flaxformer_lite.data import batch_shapes
@@ -25,13 +26,18 @@ SUMS = ("all-reduce", "reduce-scatter")
 
 @pytest.fixture(autouse=True, scope="module")
 def less_effort() -> Iterator[None]:
-    """Half the time to compile: what is tested is what a program contains, not how fast it is."""
-    before = jax.config.jax_exec_time_optimization_effort
-    cached = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    """Half the time to compile: what is tested is what a program contains, not how fast it is. Without the cache."""
+    settings = {"jax_exec_time_optimization_effort": -1.0, "jax_enable_compilation_cache": False}
+    before = {name: getattr(jax.config, name) for name in settings}
+
+    def use(values: dict[str, object]) -> None:
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # else JAX goes on as it began
+
+    use(settings)
     yield
-    jax.config.update("jax_exec_time_optimization_effort", before)
-    jax.config.update("jax_enable_compilation_cache", cached)
+    use(before)
 
 
 def config_of(changes: dict[str, object]) -> Config:
