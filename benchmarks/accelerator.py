@@ -276,19 +276,29 @@ def multi30k(sizes: Sizes, seconds: float = TRAINED) -> Result:
                 run.wait(seconds)
             except subprocess.TimeoutExpired:
                 run.send_signal(signal.SIGTERM)
-        code = run.wait(60)
+            finally:
+                code = _ended(run)
         log = Path(folder, "run", "metrics.jsonl")
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         if not lines:
             raise RuntimeError(f"train ended with {code} and logged no step: {errors.read_text()[-2000:]}")
         found = {"steps": lines[-1]["step"], "loss": lines[-1]["loss"], "exit_code": code}
         evaluate = [*command, "evaluate", f"--workdir={folder}/run", "--split=test", "--method=greedy"]
-        done = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, timeout=300)
         if done.returncode:
             return found | {"failed": done.stderr[-2000:]}
         score = re.search(r"^bleu_tokenized +([\d.]+)", done.stdout, re.MULTILINE)
         signature = re.search(r"^bleu_tokenized: sacreBLEU signature (\S+)", done.stdout, re.MULTILINE)
         return found | {"test_bleu": float(score.group(1)), "signature": signature.group(1)}
+
+
+def _ended(run: subprocess.Popen) -> int:
+    """The exit code of a process that gets a minute to end."""
+    try:
+        return run.wait(60)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        return run.wait()
 
 
 def data_files(split: str) -> tuple[str, ...]:
@@ -308,7 +318,10 @@ def estimate(sizes: Sizes, model: str, name: str) -> Result:
     runtime.start()
     target = plan.target(dataclasses.replace(config, data=data), name, 1)
     (found,) = plan.plan(dataclasses.replace(config, data=data), target)
-    return {"compiler": target.compiler or "a CPU's", "gb": found.memory.total / 1e9}
+    compiler = target.compiler or "a CPU's"
+    if found.memory is None:
+        return {"compiler": compiler, "lack": found.lack}
+    return {"compiler": compiler, "gb": found.memory.total / 1e9}
 
 
 def decoding(sizes: Sizes) -> Result:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.offline --python=3.12 [--multi30k=FOLDER] [OUTPUT]
 
-Run it on a machine of any kind that reaches the package index. The other one is taken to have Python, Linux on x86-64,
-and what images for JAX mostly hold: JAX with its plugin, Flax, Optax, Orbax, NumPy, Abseil, SentencePiece, sacreBLEU.
-There, in the checkout: `python -m pip install --no-index --no-deps OUTPUT/*.whl`, and copy OUTPUT/multi30k to the
-checkout's root. FOLDER holds data/task1/tok of the public repository multi30k/dataset.
+Run it on a machine of any kind that reaches the package index. The target machine is assumed to have Linux on x86-64,
+Python, and what images for JAX mostly hold: JAX with its plugin, Flax, Optax, Orbax, NumPy, Abseil, SentencePiece and
+sacreBLEU. There, in the checkout: `python -m pip install --no-index --no-deps OUTPUT/*.whl`, and copy OUTPUT/multi30k
+to the checkout's root. FOLDER holds data/task1/tok of the public repository multi30k/dataset.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What each command may be asked to do: its flags in, a typed request out."""
 
-import logging
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,8 @@ from flaxformer_lite.line_job import LineJob
 from flaxformer_lite.model_flags import decode_given, define_decode, define_model, define_together, listed, model_given
 from flaxformer_lite.places import in_bucket, place
 from flaxformer_lite.training.accelerators import ACCELERATORS, FORMER_NAMES
+
+MOST_DEVICES = 16_384  # that are planned for
 
 
 class TrainRequest(NamedTuple):
@@ -163,17 +165,17 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
     if values.workdir and (values.config is not None or not workdir_lib.has_run(values.workdir)):
         expected = "a run, or a config" if values.config is not None else "the workdir of a run"
         raise ValueError(f"--workdir={values.workdir}: expected {expected}; name one of them that is there.")
-    if not values.devices or not all(count.isdecimal() and int(count) for count in values.devices):
-        raise ValueError(f"--devices: expected a number from 1 on, or several with commas, got {values.devices}.")
+    if not values.devices or not all(count.isdecimal() and 0 < int(count) <= MOST_DEVICES for count in values.devices):
+        raise ValueError(
+            f"--devices: expected a number from 1 to {MOST_DEVICES:,}, or several with commas, got {values.devices}."
+        )
     if values.all and (values.decode or len(values.devices) > 1):
-        raise ValueError("--all: goes with training steps on one number of --devices; leave it out.")
+        raise ValueError("--all: applies only to a training step on one number of --devices; leave it out.")
     if values.decode and len(values.devices) > 1:
-        raise ValueError("--decode: goes with one number of --devices; name one.")
+        raise ValueError("--decode: requires one number of --devices; choose one.")
     name = FORMER_NAMES.get(values.accelerator, values.accelerator)
     if name != values.accelerator:
-        logging.warning("--accelerator=%s: this is called %s now", values.accelerator, name)
-    if values.slices is not None and ACCELERATORS[name].platform != "tpu":
-        raise ValueError(f"--slices={values.slices}: goes with TPUs, and {name} is a GPU; leave it out.")
+        print(f"warning: --accelerator={values.accelerator}: renamed to {name}", file=sys.stderr)
     given = {each: values[each].value for each in ("slices", "utilization") if values[each].value is not None}
     return PlanRequest(config, list(map(int, values.devices)), name, values.decode, values.all, given)
 

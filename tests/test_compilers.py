@@ -5,11 +5,11 @@
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 
 import jax
 import pytest
+import runs
 from jax.experimental.compilation_cache import compilation_cache
 
 from flaxformer_lite.config import Config, resolve, with_vocabulary
@@ -126,6 +126,8 @@ def test_where_the_state_is_split_too_only_activations_are_summed_in_bfloat16(na
     """Devices that work on the same rows add up what each computed of an activation, as `model.dtype`."""
     planned, found, _ = step_of(name, 8, {"parallel.data": 2, "parallel.fsdp": 2, "parallel.tensor": 2})
     assert planned.program.kernels.get(KERNEL[name], 0) >= 3
+    assert {each.dtype for each in planned.sent if each.kind in SUMS} == {"f32", "bf16"}
+    assert any(each.kind == "all-gather" for each in planned.sent)  # of what fsdp splits
     neighbours = tuple((2 * pair, 2 * pair + 1) for pair in range(4))
     for each in planned.sent:
         assert each.kind not in SUMS or each.dtype == "f32" or each.groups == neighbours, each
@@ -161,18 +163,40 @@ def test_decoding_compiles_and_devices_that_do_not_share_a_model_send_nothing(na
     config = config_of(changes | {"parallel.tensor": tensor})
     found = target(name, 4, config, decode=True)
     planned = plan.decoding(config, found)
-    assert planned.memory.total < ACCELERATORS[name].memory / 100
+    assert parameters(config) * 4 / tensor < planned.memory.total < ACCELERATORS[name].memory / 100
     assert bool(planned.sent) == (tensor > 1)
     text = plan.table([planned], found, decode=True)
     assert ("a step" in text) == (name != "h100" and changes["decode.method"] != "mask_predict")
 
 
-def test_what_does_not_fit_is_said_with_what_is_lacking():
+@pytest.mark.parametrize("name", ["v4", "v5e"])
+def test_slices_exchange_gradients_over_the_network_between_them(name):
+    """Each device sums with those of its slice, and then its part with those in its place in the others."""
+    config = config_of({})
+    found = target(name, 8, config, slices=2)
+    (planned,) = plan.plan(config, found)
+    between = sum(size for each, size in planned.sent.items() if each.groups == ((0, 4), (1, 5), (2, 6), (3, 7)))
+    assert planned.beyond(found.accelerator) == between
+    part = 2 * 1 / 2 * 4 * parameters(config) / 4
+    assert part <= between < 4.1 * part  # small gradients are not split over the slice first
+
+
+def test_the_command_prints_a_compiled_plan_and_refuses_what_its_compiler_knows_better():
+    target("v5e", 1, config_of({}))  # skips without a compiler
+    command = ["plan", "--config=smoke", "--accelerator=v5e", "--devices=2"]
+    done = runs.run(*command)
+    assert done.returncode == 0 and done.stdout.startswith("compiled by libtpu"), done.stderr
+    assert ": fits" in done.stdout and "by the compiler's estimates" in done.stdout
+    done = runs.run(*command, "--utilization=0.5")
+    assert done.returncode == 2 and "--utilization: the compiler of v5e estimates times itself" in done.stderr
+
+
+def test_a_step_that_does_not_fit_reports_the_missing_memory():
     rows = 2**17
     config = config_of({"data.tokens_per_batch": rows * LENGTH, "data.rows_multiple": rows})
     found = target("v5e", 1, config)
     text = plan.table(plan.plan(config, found), found)
-    assert "does not fit" in text and "GiB too little" in text and "model.remat" in text
+    assert "does not fit" in text and "GiB short" in text and "model.remat" in text
 
 
 PODS = [(name, 4 * 2**i) for name in ("v4", "v5e", "v5p", "v6e") for i in range(8)]
@@ -190,4 +214,6 @@ def test_every_shape_of_every_pod_makes_a_mesh_of_its_compilers_devices(name, ch
             if fsdp * tensor <= len(devices) and tensor <= min(16, chips):
                 shape = len(devices) // fsdp // tensor, fsdp, tensor
                 mesh = parallel.make_mesh(*shape, devices=devices)
-                assert math.prod(mesh.devices.shape) == len(devices)
+                groups = mesh.devices.reshape(-1, tensor)
+                assert {len({getattr(chip, "slice_index", 0) for chip in group}) for group in groups} == {1}
+                assert len(set(mesh.devices.flat)) == len(devices)

@@ -110,6 +110,8 @@ ENTRY %main (x: f32[24]) -> f32[24] {
   %decoded = (s32[], pred[]) while(%start), condition=%search_ends, body=%search
   %gathered = (bf16[3,5]{1,0}, bf16[6,5]{1,0:T(8,128)(2,1)}) all-gather-start(%y), replica_groups={{0,1},{2,3}}
   %moved = (f32[7]{0}, f32[7]{0}, u32[], u32[]) collective-permute-start(%z), source_target_pairs={{0,1},{1,0}}
+  %sent = (f32[8,128]{1,0}, u32[], token[]) send(%w), frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+  %rest = (bf16[6]{0}, u32[], token[]) send(%w, %t), frontend_attributes={_xla_megascale_transfer_type="ALL_GATHER"}
   ROOT %done = f32[24]{0} copy(%x), backend_config={"estimated_cycles":"2"}
 }
 """
@@ -124,5 +126,10 @@ def test_loops_of_a_tpu_count_to_the_constant_of_their_condition():
         hlo.Collective("all-gather", "bf16", pairs): 6 * 5 * 2 // 2,
         hlo.Collective("collective-permute", "f32", ((0, 1), (1, 0))): 7 * 4,
     }
+    assert found.bytes_by_kind() == {"all-reduce (f32)": 480, "all-gather (bf16)": 30, "collective-permute (f32)": 28}
+    between = ((0, 2), (1, 3))
+    slices = hlo.read(TPU, 4, slices=2).sent
+    assert slices[hlo.Collective("all-reduce", "f32", between)] == 8 * 128 * 4
+    assert slices[hlo.Collective("all-gather", "bf16", between)] == 6 * 2
     assert found.cycles == 5 * (7 + 3) + 11 + 2 and found.loop_cycles == 11
     assert found.kernels == {"flash": 1}

@@ -20,13 +20,13 @@ def test_a_program_tells_what_it_holds_and_what_it_needs_in_between():
 
     state = jax.ShapeDtypeStruct((N,), jnp.float32)
     compiled = jax.jit(step, donate_argnums=0).lower(state, state).compile()
-    found = memory.of_program(compiled)
+    found = memory.of_program(compiled, "cpu")
     assert found.state == 2 * 4 * N
     assert found.temporary >= 4 * N * N
     assert found.total == found.state + found.temporary
 
 
-def test_the_compilers_own_peak_goes_before_a_sum_and_the_program_is_added():
+def test_the_compilers_own_peak_takes_precedence_over_a_sum_and_the_program_is_added():
     found = Memory(state=10**9, temporary=7 * 10**9, code=2 * 10**8, most=6 * 10**9)
     assert (found.peak, found.total) == (6 * 10**9, 62 * 10**8)
     assert str(found) == "state and batch 1, within the step 5, the program 0.2"
@@ -38,22 +38,31 @@ def test_the_compilers_own_peak_goes_before_a_sum_and_the_program_is_added():
         (
             "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (96.00G) "
             "exceeds available HBM (15.75G).",
-            "needs 96 GiB, 15.75 GiB are there, 80.2 GiB too little",
+            "needs 96 GiB, 15.75 GiB available, 80.2 GiB short",
         ),
         (
             "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 28.21G "
             "of 15.75G hbm. Exceeded hbm capacity by 12.46G.\n\nTotal hbm usage",
-            "needs 28.2 GiB, 15.75 GiB are there, 12.5 GiB too little",
+            "needs 28.2 GiB, 15.75 GiB available, 12.5 GiB short",
         ),
         ("RESOURCE_EXHAUSTED: something else\nand more", "RESOURCE_EXHAUSTED: something else"),
     ],
 )
-def test_how_much_is_lacking_is_read_from_the_compilers_error(error, lack):
+def test_missing_memory_is_parsed_from_the_compilers_error(error, lack):
     assert memory.is_lack_of(Exception(error)) and memory.lack(Exception(error)) == lack
 
 
 def test_what_cannot_tell_is_not_asked():
-    assert memory.of_program(lambda state, batch: state) is None
+    assert memory.of_program(lambda state, batch: state, "cpu") is None
+
+
+def test_a_state_that_is_larger_than_what_lives_within_the_step_hides_none_of_it():
+    def step(state):
+        return state + jnp.sort(state, axis=0)[::-1] @ jnp.ones((N, N))
+
+    compiled = jax.jit(step, donate_argnums=0).lower(jax.ShapeDtypeStruct((8 * N, N), jnp.float32)).compile()
+    found = memory.of_program(compiled, "cpu")
+    assert found.state == 4 * 8 * N * N and found.total > found.state + found.temporary / 2 > found.state
 
 
 def test_the_shapes_that_take_most_come_first():

@@ -31,7 +31,7 @@ def test_every_requirement_has_a_lower_bound_and_nothing_but_orbax_has_an_upper_
     assert others
     for requirement in others:
         upper = ",<1" if requirement.startswith("orbax-checkpoint") else ""
-        assert re.fullmatch(rf"[\w-]+(\[\w+\])?>=\d+(\.\d+)+{upper}", requirement), requirement
+        assert re.fullmatch(rf"[\w-]+(\[[\w-]+\])?>=\d+(\.\d+)+{upper}", requirement), requirement
 
 
 def test_the_console_script_is_the_packages_main():

@@ -1,4 +1,4 @@
-"""Which slice of a pod has so many chips, and what is said where there is none, or no compiler."""
+"""The slice of a pod that has so many chips, and the errors where none has, or no compiler is installed."""
 
 import math
 
@@ -23,7 +23,7 @@ from flaxformer_lite.training.accelerators import ACCELERATORS
         ("tpu7x", 8, (2, 2, 1)),
     ],
 )
-def test_a_slice_is_as_near_to_a_square_or_cube_as_it_can_be(name, count, shape):
+def test_a_slice_is_as_close_to_a_square_or_cube_as_possible(name, count, shape):
     assert topology.slice_shape(name, count) == shape
     assert math.prod(shape) * ACCELERATORS[name].cores == count
     assert topology.slice_shape(name, 4 * count, slices=4) == shape
@@ -32,11 +32,17 @@ def test_a_slice_is_as_near_to_a_square_or_cube_as_it_can_be(name, count, shape)
 @pytest.mark.parametrize(
     ("name", "count", "slices", "message"),
     [
-        ("v5e", 224, 1, "--devices=224: v5e comes in slices of 1, 2, 4, 8, ... 256 chips; choose such a number."),
+        (
+            "v5e",
+            224,
+            1,
+            "--devices=224: slices of v5e are planned with 1, 2, 4, 8, ... 256 chips; choose such a number.",
+        ),
         ("v6e", 512, 1, "... 256 chips; choose"),
-        ("v5p", 12, 2, "... 8192 chips in each slice; choose such a number, times --slices=2."),
+        ("v5p", 12, 2, "... 4096 chips; choose such a number, times --slices=2."),
         ("v5p", 8, 3, "times --slices=3"),
-        ("tpu7x", 6, 1, "... 8192 chips, 2 devices each; choose"),
+        ("v5e", 8, 16, "times --slices=16"),
+        ("tpu7x", 6, 1, "... 4096 chips of 2 devices; choose"),
     ],
 )
 def test_a_number_of_chips_that_no_slice_has_is_refused_in_one_line(name, count, slices, message):
@@ -45,13 +51,28 @@ def test_a_number_of_chips_that_no_slice_has_is_refused_in_one_line(name, count,
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_without_a_compiler_it_is_said_what_to_install(monkeypatch):
+def test_a_missing_compiler_names_the_extra_to_install(monkeypatch):
     def missing(package: str) -> str:
         raise topology.importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(topology.importlib.metadata, "version", missing)
-    for name, extra in (("v5e", "[plan]"), ("h100", "[plan-cuda]"), ("a100", "only h100 is described")):
+    for name, extra in (("v5e", "[plan]"), ("h100", "[plan-cuda]"), ("a100", "available is h100")):
         assert not topology.prepare(name)
         with pytest.raises(topology.NoCompiler) as error:
             topology.devices(name, 8)
         assert extra in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "slices", "joined"),
+    [
+        ("h100", 3, 1, 3),
+        ("h100", 8, 1, 8),
+        ("a100", 24, 1, 8),
+        ("a100", 12, 1, 4),
+        ("v5e", 64, 4, 16),
+        ("tpu7x", 8, 1, 8),
+    ],
+)
+def test_fast_links_join_a_slice_of_tpus_and_a_machine_of_gpus(name, count, slices, joined):
+    assert topology.joined(name, count, slices=slices) == joined

@@ -34,7 +34,7 @@ class Dense(nn.Module):
 def product(
     x: jax.Array, kernel: jax.Array, axes: int, transposed: bool = False, dtype: jnp.dtype | None = None
 ) -> jax.Array:
-    """x W over the last `axes` axes of x, as the dtype of x or another.
+    """Returns x W over the last `axes` axes of x, as `dtype` or the dtype of x.
 
     The gradient of the kernel is summed over rows in float32 and never rounded. The gradient of its cast would be
     bfloat16, and so would be the sums over devices that the compiler adds to it. What is multiplied always has the
@@ -49,7 +49,7 @@ def product(
 
 
 def _kernel_axes(kernel: jax.Array, axes: int, transposed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Those of inputs and those of features."""
+    """Returns the input axes and the feature axes of a kernel."""
     every = tuple(range(kernel.ndim))
     return (every[-axes:], every[:-axes]) if transposed else (every[:axes], every[axes:])
 

@@ -39,7 +39,7 @@ class Accelerator:
 # TPU v5p, v6e and TPU7x: Google's page docs.cloud.google.com/tpu/docs/tpu7x, which compares them; v5e: its own page
 # there (half of a bidirectional bandwidth, and half a chip of TPU7x, whose cores are devices of their own). Clocks are
 # the peak by what the matrix units do in a cycle, 2 * 128**2 each: v4 and v5p have 8 of them, v5e 4, v6e 4 of 256**2
-# multiply-adds (so far its compiler's estimates agree). B200: NVIDIA's HGX B200, dense, 1,000 W. The others are figures
+# multiply-adds (compiler estimates agree so far). B200: NVIDIA's HGX B200, dense, 1,000 W. The others are figures
 # in general circulation, not read off their makers' sheets: check before relying. A network of 25 or 50 GB/s is an
 # InfiniBand card of 200 or 400 Gbit/s for each GPU.
 ACCELERATORS = {

@@ -41,10 +41,10 @@ def train_step(config: Config, rows: int, length: int) -> int:
 
 
 def decoding(config: Config, rows: int, source_length: int, steps: int) -> int:
-    """FLOPs of so many decoding steps on `rows` inputs, every hypothesis or candidate of an input counted.
+    """FLOPs of `steps` decoding steps on `rows` inputs, with all hypotheses or candidates of an input.
 
-    Without a cache that grows: each query counts as if it saw `steps` keys. Mask-predict passes over all positions at
-    once, as often as it refines them.
+    Assumes a cache of full size: each query sees `steps` keys. Mask-predict passes over all positions at once, in each
+    of its iterations.
     """
     model, decode = config.model, config.decode
     hypotheses = {"beam": decode.beam_size, "mask_predict": decode.length_candidates * decode.iterations}

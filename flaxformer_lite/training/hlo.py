@@ -12,12 +12,11 @@ import numpy as np
 SENT = {
     "all-gather": lambda n: (n - 1) / n,  # every device sends its part on around a ring
     "reduce-scatter": lambda n: n - 1,
-    "all-reduce": lambda n: 2 * (n - 1) / n,  # the one, and then the other
+    "all-reduce": lambda n: 2 * (n - 1) / n,  # reduce-scatter, then all-gather
     "all-to-all": lambda n: (n - 1) / n,
     "collective-permute": lambda n: 1,
 }
 RINGS = ("all-gather", "reduce-scatter", "all-reduce")
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 # The names of attention kernels in a program, and what computed them: `model.backend`.
 KERNELS = {"tpu_custom_call": "flash", "__cudnn$fmhaSoftmax": "cudnn", "__cudnn$fmhaSoftmaxBackward": "cudnn"}
 
@@ -30,11 +29,13 @@ TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 BOUND = re.compile(r" = [su]32\[\]\S* constant\((\d+)\)")
 CYCLES = re.compile(r'"estimated_cycles":"(-?\d+)"')
 KERNEL = re.compile(r'custom_call_target="([^"]+)"')
-UNKNOWN = 2**62  # cycles from which on an estimate says that there is none
+UNKNOWN = 2**62  # cycles; values from here on mean that there is no estimate
+# Between slices of TPUs the hosts send, for each collective that their compiler splits so.
+BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 
 class Collective(NamedTuple):
-    """A kind of collective, what it sends, and the groups of devices each of which takes part in one of its own."""
+    """A kind of collective, and the device groups; each group runs its own."""
 
     kind: str
     dtype: str  # of the array, as XLA writes it: 'f32', 'bf16'
@@ -50,36 +51,29 @@ class Program:
     cycles: int  # by the compiler's estimates; 0 where it has none
     loop_cycles: int  # of one pass of the longest loop whose length depends on data; 0 if there is none
 
-    @property
-    def dtypes(self) -> collections.Counter:
-        """Bytes sent by all-reduces and reduce-scatters, which round sums, by type."""
-        return sum_by(self.sent, lambda each: each.dtype if each.kind in ("all-reduce", "reduce-scatter") else None)
+    def bytes_by_kind(self) -> collections.Counter:
+        """Bytes sent, by kind and type: 'all-reduce (f32)'."""
+        total = collections.Counter()
+        for each, size in self.sent.items():
+            total[f"{each.kind} ({each.dtype})"] += size
+        return total
 
 
-def sum_by(sent: dict[Collective, int], key) -> collections.Counter:
-    """Bytes by `key` of each collective, those of which it is None left out."""
-    total = collections.Counter()
-    for collective, size in sent.items():
-        if (name := key(collective)) is not None:
-            total[name] += size
-    return total
-
-
-def read(text: str, devices: int) -> Program:
+def read(text: str, devices: int, *, slices: int = 1) -> Program:
     """What is in a program.
 
     Args:
       text: what `as_text` of a compiled function returns.
-      devices: that it is compiled for.
+      devices: that it is compiled for, those of one slice after another.
     """
-    return _Reader(text, devices).program()
+    return _Reader(text, devices, slices).program()
 
 
 class _Reader:
     """Adds up what the computations of a program do, from its entry on."""
 
-    def __init__(self, text: str, devices: int):
-        self._devices = devices
+    def __init__(self, text: str, devices: int, slices: int):
+        self._devices, self._slices = devices, slices
         starts = [(match.group(1), match.start(), match.end()) for match in COMPUTATION.finditer(text)]
         ends = [start for _, start, _ in starts[1:]] + [len(text)]
         self._bodies = {name: text[begin:end] for (name, _, begin), end in zip(starts, ends, strict=True)}
@@ -106,6 +100,8 @@ class _Reader:
                     continue
                 self._send(kind, shapes, rest, times, started=kind != op)
                 continue  # what a reduction applies sends nothing
+            if op == "send" and (found := BETWEEN_SLICES.search(rest)):
+                self._send_between_slices(found.group(1).lower().replace("_", "-"), shapes, times)
             if op == "custom-call" and (backend := KERNELS.get(KERNEL.search(rest).group(1))):
                 self._kernels[backend] += times
             estimate = CYCLES.search(rest)
@@ -128,7 +124,7 @@ class _Reader:
         return cycles
 
     def _is_known(self, attributes: str) -> bool:
-        """Whether a collective was met before: a TPU overlaps one with several fusions, each of which names it."""
+        """Whether a collective is already counted: a TPU overlaps one with several fusions, each of which names it."""
         if (found := re.search(r"channel_id=(\d+)", attributes)) is None:
             return False
         known = found.group(1) in self._fused
@@ -138,7 +134,7 @@ class _Reader:
     def _repeated(self, rest: str) -> int | None:
         """How often a loop runs; None: that depends on data.
 
-        CPU and GPU programs say it. A TPU's does not: there the loop counts from 0 and ends at a constant.
+        CPU and GPU programs state it. A TPU's does not: there the loop counts from 0 and ends at a constant.
         """
         if found := TIMES.search(rest):
             return int(found.group(1))
@@ -155,12 +151,27 @@ class _Reader:
             arrays = [each for each in arrays if each[1] or kind != "collective-permute"]
             arrays = arrays[len(arrays) // 2 :]
         for dtype, sizes in arrays:
-            size = math.prod(int(size) for size in sizes.split(",") if size) * BYTES[dtype]
-            self._sent[Collective(kind, dtype, groups)] += round(times * size * SENT[kind](len(groups[0])))
+            sent = times * _bytes(dtype, sizes) * SENT[kind](len(groups[0]))
+            self._sent[Collective(kind, dtype, groups)] += round(sent)
+
+    def _send_between_slices(self, kind: str, shapes: str, times: int) -> None:
+        """What a device exchanges with those in its place in the other slices; the first of `shapes` is its operand."""
+        n, place = self._slices, self._devices // self._slices
+        groups = tuple(tuple(range(first, self._devices, place)) for first in range(place))
+        kind = kind if kind in SENT else "collective-permute"
+        dtype, sizes = re.search(r"(\w+)\[([\d,]*)\]", shapes).groups()
+        result = {"all-gather": n, "reduce-scatter": 1 / n}.get(kind, 1) * _bytes(dtype, sizes)
+        self._sent[Collective(kind, dtype, groups)] += round(times * result * SENT[kind](n))
+
+
+def _bytes(dtype: str, sizes: str) -> float:
+    """Of an array 'f32[3,5]', 'pred[7]' or 'f8e4m3fn[2]': the first number of a type is its bits."""
+    bits = int(re.search(r"\d+", dtype).group()) if dtype != "pred" else 8
+    return math.prod(int(size) for size in sizes.split(",") if size) * bits / 8
 
 
 def groups_of(attributes: str, devices: int) -> tuple[tuple[int, ...], ...]:
-    """The groups of devices each of which takes part in a collective of its own; one of all where none are named.
+    """The device groups of a collective, one of all devices where the text names none.
 
     'replica_groups=[4,2]<=[2,4]T(1,0)' are 4 groups of 2, of the devices in that order; '{{0,1},{2,3}}' 2 of 2, as are
     pairs of a source and a target; "mesh['a'=4,'b'=2] {'b'}" 4 of 2, each along 'b'.

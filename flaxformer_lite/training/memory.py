@@ -41,13 +41,13 @@ class Memory:
         return f"{parts}, the program {self.code / 1e9:,.3g}" if self.code else parts
 
 
-def of_program(compiled: Any) -> Memory | None:
-    """Of a compiled step that gives its state away; None: what compiled it does not tell."""
+def of_program(compiled: Any, platform: str) -> Memory | None:
+    """Of a step compiled for a platform, which gives its state away; None: its compiler does not report memory."""
     if not hasattr(compiled, "memory_analysis") or (found := compiled.memory_analysis()) is None:
         return None
     held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    most = getattr(found, "peak_memory_in_bytes", 0)
-    most = most if most >= found.temp_size_in_bytes else None  # a CPU's leaves out what lives within the step
+    # A CPU's compiler leaves out of its peak what lives within the step.
+    most = None if platform == "cpu" else getattr(found, "peak_memory_in_bytes", 0) or None
     return Memory(held, found.temp_size_in_bytes, found.generated_code_size_in_bytes, most)
 
 
@@ -62,14 +62,14 @@ def table(of_shape: Mapping[tuple[int, int], Memory], device: jax.Device) -> str
 
 
 def lack(error: Exception) -> str:
-    """How much there is not enough, in the words of the compiler that refused a program for it."""
+    """Returns how much memory is missing, from the error of a compiler; else its first line."""
     text = str(error)
     if found := re.search(r"\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)", text):
         needed, available = map(float, found.groups())
-        return f"needs {needed:,.3g} GiB, {available:,.4g} GiB are there, {needed - available:,.3g} GiB too little"
+        return f"needs {needed:,.3g} GiB, {available:,.4g} GiB available, {needed - available:,.3g} GiB short"
     if found := re.search(r"Used ([\d.]+)G of ([\d.]+)G", text):
         needed, available = map(float, found.groups())
-        return f"needs {needed:,.3g} GiB, {available:,.4g} GiB are there, {needed - available:,.3g} GiB too little"
+        return f"needs {needed:,.3g} GiB, {available:,.4g} GiB available, {needed - available:,.3g} GiB short"
     return text.splitlines()[0]
 
 

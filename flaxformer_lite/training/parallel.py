@@ -1,8 +1,8 @@
 """Two ways to run one step on many devices: jit over a mesh, which may split the state too, and pmap, which does not.
 
 Either way a process passes its own rows of a batch (the processes' rows in order make the global batch), and the
-step is the same pure function: over a mesh it sees the global batch, under pmap a device's part, and sums over
-`AXIS`.
+step is the same pure function. Over a mesh that splits the state it sees the global batch; where devices hold copies of
+the state, and under pmap, it sees a device's part and sums over `AXIS`.
 """
 
 import collections

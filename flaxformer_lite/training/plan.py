@@ -23,22 +23,36 @@ from flaxformer_lite.training.hlo import RINGS, Collective
 from flaxformer_lite.training.memory import ADVICE, Memory
 
 LEFT_OUT = "by the compiler's estimates, which leave out kernels and collectives"
+UTILIZATION = 0.4
+DECODING_ADVICE = (
+    "To take less: a smaller decode.tokens_per_batch, decode.beam_size or data.buckets; model.dtype='bfloat16'; "
+    "parallel.tensor, which splits the model."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is planned for."""
+    """The devices, mesh and compiler of a plan."""
 
     name: str  # of the accelerator
     accelerator: Accelerator
     mesh: Mesh
     compiler: str | None  # None: it is compiled for a CPU
     why_not: str = ""  # why it is
-    utilization: float = 0.4  # of the peak, assumed of matrix products whose time no compiler estimates
+    utilization: float = UTILIZATION  # of the peak, assumed of matrix products whose time no compiler estimates
+    slices: int = 1
 
-    def estimates(self, program: hlo.Program) -> bool:
-        """Whether the accelerator's compiler says how long the parts of a program take; a GPU's does not."""
-        return bool(self.compiler and self.accelerator.clock and program.cycles)
+    @property
+    def estimates(self) -> bool:
+        """Whether the compiler estimates the cycles of a program; a GPU's does not."""
+        return bool(self.compiler and self.accelerator.clock)
+
+    @property
+    def source(self) -> str:
+        """Where times come from."""
+        return (
+            LEFT_OUT if self.estimates else f"at {self.utilization:.0%} of {self.accelerator.flops / 1e12:,.0f} TFLOP/s"
+        )
 
     @property
     def origin(self) -> str:
@@ -58,9 +72,9 @@ class Plan:
     rows: int
     length: int
     flops: float  # of matrix multiplications
-    memory: Memory | None  # None: there is not enough
-    program: hlo.Program | None
-    lack: str = ""  # what the compiler says if there is not enough memory
+    memory: Memory | None  # None: the compiler refused it for want of memory
+    program: hlo.Program | None  # None: the same
+    lack: str = ""  # the compiler's out-of-memory message
 
     @property
     def sent(self) -> dict[Collective, int]:
@@ -69,13 +83,20 @@ class Plan:
 
     def computing(self, target: Target) -> float:
         """Seconds by the compiler's cycles; where it gives none, those of the arithmetic at the assumed utilization."""
-        if target.estimates(self.program):
+        if target.estimates and self.program.cycles:
             return self.program.cycles / target.accelerator.clock
         return self.flops / (target.accelerator.flops * target.utilization)
 
     def sending(self, target: Target) -> float:
         """Seconds of all collectives, one after another."""
         return sum(size / speed(each, target.accelerator) for each, size in self.sent.items())
+
+    def fits(self, target: Target) -> bool:
+        """Whether a device has enough memory; a TPU's compiler itself refuses what does not fit."""
+        if self.memory is None:
+            return False
+        by_compiler = target.compiler is not None and target.accelerator.platform == "tpu"
+        return by_compiler or self.memory.total <= target.accelerator.memory
 
     def beyond(self, accelerator: Accelerator) -> int:
         """Bytes of collectives of which a group reaches beyond the devices that the accelerator's own links join."""
@@ -89,34 +110,61 @@ def speed(collective: Collective, accelerator: Accelerator) -> float:
 
 
 def target(
-    config: Config, name: str, count: int, *, slices: int = 1, utilization: float = 0.4, decode: bool = False
+    config: Config,
+    name: str,
+    count: int,
+    *,
+    slices: int | None = None,
+    utilization: float | None = None,
+    decode: bool = False,
 ) -> Target:
     """`count` devices of an accelerator, in the config's mesh; fake ones where its compiler is not installed.
 
+    Args:
+      slices: of TPUs, that the devices are spread over; None: one.
+      utilization: the share of the peak that matrix products reach; None: 40 %, where no compiler estimates times.
+      decode: for decoding, whose devices share a model over `parallel.tensor` or have a copy each.
+
     Raises:
-      ValueError: there is no such number of them, or they make no such mesh.
+      ValueError: there is no such number of them, they make no such mesh, or a compiler estimates times itself.
     """
-    accelerator = ACCELERATORS[name]
+    sizes = config.parallel
+    if slices is not None and ACCELERATORS[name].platform != "tpu":
+        raise ValueError(f"--slices={slices}: applies only to TPUs, and {name} is a GPU; leave it out.")
+    if decode and utilization is not None:
+        raise ValueError("--utilization: has no effect with --decode; leave it out.")
+    slices = slices or 1
+    accelerator = dataclasses.replace(ACCELERATORS[name], linked=topology.joined(name, count, slices=slices))
+    if sizes.tensor > 0 and accelerator.linked % sizes.tensor:
+        raise ValueError(
+            f"config.parallel.tensor: {sizes.tensor} devices that work on the same rows would not share one slice, or "
+            f"machine, of {accelerator.linked}; choose a divisor of that."
+        )
+    if decode and (sizes.fsdp != 1 or sizes.tensor < 1):
+        raise ValueError(
+            f"--decode: expected config.parallel.fsdp=1 and a number for config.parallel.tensor, got {sizes.fsdp} and "
+            f"{sizes.tensor}; a device decodes with the whole model, or shares it over tensor."
+        )
     try:
         compiler, why_not = topology.compiler(name), ""
         devices = topology.devices(name, count, slices=slices)
     except topology.NoCompiler as error:
         compiler, why_not, devices = None, str(error), jax.devices()[:count]
-    if slices > 1:
-        accelerator = dataclasses.replace(accelerator, linked=count // slices)
-    sizes = config.parallel
-    if decode:  # devices that do not share the model each decode rows of their own
-        mesh = parallel.make_mesh(-1, tensor=sizes.tensor, devices=devices)
-    else:
-        mesh = parallel.make_mesh(sizes.data, sizes.fsdp, sizes.tensor, devices=devices)
-    return Target(name, accelerator, mesh, compiler, why_not, utilization)
+    data = -1 if decode else sizes.data  # devices that do not share the model each decode rows of their own
+    mesh = parallel.make_mesh(data, sizes.fsdp, sizes.tensor, devices=devices)
+    if mesh.size != count:
+        raise ValueError(f"config.parallel: makes {mesh.size} of {count} devices; set one of its sizes to -1.")
+    found = Target(name, accelerator, mesh, compiler, why_not, utilization or UTILIZATION, slices)
+    if utilization is not None and found.estimates:
+        raise ValueError(f"--utilization: the compiler of {name} estimates times itself; leave it out.")
+    return found
 
 
 def plan(config: Config, target: Target, *, every_shape: bool = False) -> list[Plan]:
     """One plan of the training step for the longest shape of batch that the config allows, or for each, longest first.
 
     Raises:
-      ValueError: the devices cannot share the rows, or a parameter.
+      ValueError: the devices cannot share the rows, or a parameter; or the config's backend cannot be used.
     """
     shapes = batch_shapes.possible(config)[::-1]
     return [train_step(config, target, *shape) for shape in (shapes if every_shape else shapes[:1])]
@@ -138,14 +186,16 @@ def train_step(config: Config, target: Target, rows: int, length: int) -> Plan:
 
 
 def decoding(config: Config, target: Target) -> Plan:
-    """The plan of decoding one full batch of inputs as long as the longest bucket.
+    """The plan of decoding one full batch of inputs as long as the longest bucket, as `translate` and `generate` do.
 
     Raises:
-      ValueError: the config's model decodes nothing, or the devices cannot share a parameter.
+      ValueError: the model is a classifier, or the devices cannot share the rows, or a parameter.
     """
     if config.model.architecture == "encoder_classifier":
-        raise ValueError("--decode: goes with models that generate text, and this one classifies; leave it out.")
-    config, mesh = _configured(config, target), target.mesh
+        raise ValueError("--decode: requires a model that generates text, and this one is a classifier; leave it out.")
+    model = dataclasses.replace(config.model, backend="auto")  # as in every run that was trained
+    config, mesh = _configured(dataclasses.replace(config, model=model), target), target.mesh
+    parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=1)
     model = transformer.build_model(config.model)
     params = step_lib.param_shapes(model)
     sharding.check(params, mesh)
@@ -173,8 +223,9 @@ def _planned(compile: Any, target: Target, rows: int, length: int, work: float) 
         if not memory.is_lack_of(error):
             raise
         return Plan(rows, length, work, None, None, memory.lack(error))
-    program = hlo.read(compiled.as_text(), target.mesh.size)
-    return Plan(rows, length, work, memory.of_program(compiled), program)
+    program = hlo.read(compiled.as_text(), target.mesh.size, slices=target.slices)
+    platform = target.accelerator.platform if target.compiler else "cpu"
+    return Plan(rows, length, work, memory.of_program(compiled, platform), program)
 
 
 def table(plans: list[Plan], target: Target, *, decode: bool = False) -> str:
@@ -188,19 +239,19 @@ def table(plans: list[Plan], target: Target, *, decode: bool = False) -> str:
 
 def _lines(each: Plan, target: Target, *, decode: bool) -> list[str]:
     accelerator = target.accelerator
-    what = "decoding" if decode else "a training step"
-    has = f"{accelerator.memory / 1e9:.0f} GB a device"
-    lines = [f"batch of {each.rows} x {each.length}, {what}, on each of {target.mesh.size} devices:"]
+    what, advice = ("decoding", DECODING_ADVICE) if decode else ("a training step", ADVICE)
+    has = f"{accelerator.memory / 1e9:.4g} GB a device"
+    lines = [f"{what}, global batch of {each.rows} x {each.length}; each of {target.mesh.size} devices:"]
     if each.memory is None:
-        return [*lines, f"  more than {has}: does not fit: {each.lack}", f"  {ADVICE}"]
-    found = each.memory
-    fits = "fits" if found.total <= accelerator.memory else "does not fit"
-    lines.append(f"  peak {_figure(found.peak / 1e9)} GB of {has}: {fits}")
-    if fits != "fits":
-        lines.append(f"  {ADVICE}")
+        return [*lines, f"  more than {has}: does not fit: {each.lack}", f"  {advice}"]
+    fits, found = each.fits(target), each.memory
+    program = f" (and {_figure(found.code / 1e9)} GB of program)" if found.code else ""
+    lines.append(f"  peak {_figure(found.peak / 1e9)} GB of {has}: {'fits' if fits else 'does not fit'}{program}")
+    if not fits:
+        lines.append(f"  {advice}")
     lines.append(f"  memory      {found}")
     lines.append(f"  arithmetic  {_figure(each.flops / 1e9)} GFLOPs of matrix products")
-    of_kind = hlo.sum_by(each.sent, lambda one: f"{one.kind} ({one.dtype})")
+    of_kind = each.program.bytes_by_kind()
     sent = ", ".join(f"{kind} {_figure(size / 1e6)}" for kind, size in of_kind.most_common()) or "nothing"
     lines.append(f"  sends       {_figure(sum(of_kind.values()) / 1e6)} MB: {sent}")
     if beyond := each.beyond(accelerator):
@@ -212,22 +263,21 @@ def _lines(each: Plan, target: Target, *, decode: bool) -> list[str]:
 
 def _time(each: Plan, target: Target, *, decode: bool) -> list[str]:
     computing, sending = each.computing(target), each.sending(target)
-    estimated = target.estimates(each.program)
-    if decode:  # its steps wait for memory, of which FLOPs say nothing
-        if not estimated or not each.program.loop_cycles:
+    if decode:  # memory bandwidth bounds its steps, and FLOPs do not reflect that
+        if not target.estimates or not each.program.loop_cycles:
             return []
         milliseconds = each.program.loop_cycles / target.accelerator.clock * 1e3
         return [f"  a step      {_figure(milliseconds)} ms for {each.rows} inputs, {LEFT_OUT}"]
-    source = LEFT_OUT if estimated else f"at {target.utilization:.0%} of {target.accelerator.flops / 1e12:,.0f} TFLOP/s"
-    lines = [f"  computes    {_figure(computing * 1e3)} ms, {source}"]
+    lines = [f"  computes    {_figure(computing * 1e3)} ms, {target.source}"]
+    most = "at most " if target.estimates and each.program.kernels else ""  # the time of kernels comes on top
     seconds, positions = computing + sending, each.rows * each.length
     hidden = max(computing, sending)
     return [
         *lines,
         f"  collectives {_figure(sending * 1e3)} ms at the speed of the links, one after another",
-        f"  speed       {positions / seconds:,.0f} target positions a second, {positions / hidden:,.0f} if collectives "
-        "hide behind arithmetic",
-        f"  of the peak {each.flops / (seconds * target.accelerator.flops):.0%}, "
+        f"  speed       {most}{positions / seconds:,.0f} target positions a second, {positions / hidden:,.0f} if "
+        "collectives hide behind arithmetic",
+        f"  of the peak {most}{each.flops / (seconds * target.accelerator.flops):.0%}, "
         f"{each.flops / (hidden * target.accelerator.flops):.0%} if they hide",
     ]
 
@@ -241,7 +291,7 @@ def scaled(config: Config, times: int) -> Config:
 
 
 def scaling_table(
-    config: Config, counts: Sequence[int], name: str, *, slices: int = 1, utilization: float = 0.4
+    config: Config, counts: Sequence[int], name: str, *, slices: int | None = None, utilization: float | None = None
 ) -> str:
     """Weak scaling: a line for each number of devices, the batch of the first growing with them; the longest bucket.
 
@@ -253,14 +303,11 @@ def scaling_table(
     lines = []
     for count in counts:
         found = target(config, name, count, slices=slices, utilization=utilization)
-        if found.mesh.size != count:
-            raise ValueError(
-                f"config.parallel: makes {found.mesh.size} of {count} devices; set one of its sizes to -1."
-            )
         accelerator = found.accelerator
+        joined = "the GPUs of a machine" if accelerator.platform == "gpu" else "the chips of a slice"
         lines = lines or [
-            f"{found.origin}, for {name}; {accelerator.link / 1e9:.4g} GB/s among {accelerator.linked} devices, "
-            f"{accelerator.network / 1e9:.4g} GB/s a device beyond",
+            f"{found.origin}, for {name}; time {found.source}; {accelerator.link / 1e9:.4g} GB/s a device among "
+            f"{joined}, {accelerator.network / 1e9:.4g} beyond",
             "| Devices | Mesh (data, fsdp, tensor) | Batch | GB a device: peak (state) | MB sent, of it beyond links "
             "| Efficiency, one after another | hidden |",
             "|---|---|---|---|---|---|---|",
@@ -275,8 +322,9 @@ def _scaling_row(each: Plan, target: Target) -> str:
     if each.memory is None:
         return f"{first} does not fit | | | |"
     computing, sending = each.computing(target), each.sending(target)
+    fits = "" if each.fits(target) else ", does not fit"
     return (
-        f"{first} {_figure(each.memory.total / 1e9)} ({_figure(each.memory.state / 1e9)}) "
+        f"{first} {_figure(each.memory.peak / 1e9)} ({_figure(each.memory.state / 1e9)}){fits} "
         f"| {_figure(sum(each.sent.values()) / 1e6)}, {_figure(each.beyond(target.accelerator) / 1e6)} "
         f"| {computing / (computing + sending):.0%} | {computing / max(computing, sending):.0%} |"
     )
@@ -284,4 +332,5 @@ def _scaling_row(each: Plan, target: Target) -> str:
 
 def _figure(number: float) -> str:
     """The first three digits: '3,040', '0.0425'."""
-    return f"{float(f'{number:.3g}'):,g}"
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:g}"

@@ -94,5 +94,6 @@ class Programs:
 
     def _memory(self) -> dict[Shape, memory.Memory]:
         done = {shape: each for shape, each in self._of_shape.items() if each.done() and not each.exception()}
-        found = {shape: memory.of_program(each.result()) for shape, each in done.items()}
+        platform = self._mode.mesh.devices.flat[0].platform
+        found = {shape: memory.of_program(each.result(), platform) for shape, each in done.items()}
         return {shape: each for shape, each in found.items() if each}

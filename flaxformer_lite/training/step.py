@@ -291,7 +291,7 @@ def train_step(
 
     Args:
       ema_decay: of the moving average, where the state keeps one.
-      axis_name: under `pmap`, the axis whose devices each hold a part of the batch.
+      axis_name: under `pmap` and over copies of the state, the axis whose devices each hold a part of the batch.
       options: `label_smoothing`, `r_drop`, `microbatches` and `row_shards`, of `gradient_sums`.
 
     Returns:

@@ -15,15 +15,15 @@ from jax.experimental import topologies
 
 from flaxformer_lite.training.accelerators import ACCELERATORS
 
-GPUS_OF_MACHINE = 8
-# Without a TPU: libtpu is neither to look for one, nor for other hosts, nor for another process that uses it.
+LARGEST_SLICE = 4096  # chips
+# Keeps libtpu from searching for a TPU, other hosts, and other processes.
 LIBTPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-# Without a GPU nothing can be tried out: XLA's own products of float32 matrices cannot be compiled then.
+# Autotuning needs a GPU, and without it XLA's own products of float32 matrices do not compile.
 CUDA_FLAG = "--xla_gpu_enable_triton_gemm=false"
 # How XLA describes a GPU. H100 SXM: NVIDIA's H100 white paper, and the CUDA programming guide, compute capability 9.0.
 GPUS = {
@@ -57,7 +57,7 @@ def compiler(name: str) -> str:
     """
     on_tpu = ACCELERATORS[name].platform == "tpu"
     if not on_tpu and name not in GPUS:
-        raise NoCompiler(f"of the GPUs, only {', '.join(GPUS)} is described to the CUDA plugin here")
+        raise NoCompiler(f"the only GPU description available is {', '.join(GPUS)}")
     for package in ("libtpu",) if on_tpu else ("jax-cuda13-plugin", "jax-cuda12-plugin"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{package} {importlib.metadata.version(package)}"
@@ -80,22 +80,31 @@ def prepare(name: str) -> bool:
     return True
 
 
+def joined(name: str, count: int, *, slices: int = 1) -> int:
+    """How many of `count` devices fast links join: those of a slice of TPUs, or of a machine of up to 8 GPUs.
+
+    Raises:
+      ValueError: there are no such slices; the message begins with `--devices`.
+    """
+    accelerator = ACCELERATORS[name]
+    if accelerator.platform == "gpu":
+        return count if count <= accelerator.linked else math.gcd(count, accelerator.linked)
+    return math.prod(slice_shape(name, count, slices=slices)) * accelerator.cores
+
+
 def devices(name: str, count: int, *, slices: int = 1) -> Sequence[jax.Device]:
-    """`count` devices of an accelerator, of one slice (TPUs) or machine (GPUs, whatever `slices` is) after another.
+    """`count` devices of an accelerator, of one slice of TPUs or machine of GPUs after another.
+
+    Unlike on real machines, all GPUs have the `slice_index` 0.
 
     Raises:
       NoCompiler: as `compiler`.
-      ValueError: there is no slice of such a size; the message begins with `--devices`.
+      ValueError: as `joined`.
     """
     compiler(name)
-    accelerator = ACCELERATORS[name]
-    if accelerator.platform == "gpu":
-        if count > GPUS_OF_MACHINE and count % GPUS_OF_MACHINE:
-            raise ValueError(
-                f"--devices={count}: expected 1 to {GPUS_OF_MACHINE}, or whole machines of {GPUS_OF_MACHINE} GPUs."
-            )
-        machines = max(1, count // GPUS_OF_MACHINE)
-        shape = f"{machines}x1x{count // machines}"  # each its own slice, as JAX calls what fast links join
+    if ACCELERATORS[name].platform == "gpu":
+        each = joined(name, count)
+        shape = f"{count // each}x1x{each}"
         return topologies.get_topology_desc("any", "cuda", target_config=GPUS[name], topology=shape).devices
     shape = slice_shape(name, count, slices=slices)
     options = {"num_slices": slices} if slices > 1 else {}
@@ -109,20 +118,19 @@ def devices(name: str, count: int, *, slices: int = 1) -> Sequence[jax.Device]:
 
 
 def slice_shape(name: str, count: int, *, slices: int = 1) -> tuple[int, ...]:
-    """The chips of a slice along each axis of its torus, for `count` devices over all slices; as near to a cube as can.
+    """The chips of a slice along each axis, for `count` devices over all slices; as close to a cube as possible.
 
     Raises:
-      ValueError: there is no such slice.
+      ValueError: their number is no power of two, or too large.
     """
     accelerator = ACCELERATORS[name]
     chips, rest = divmod(count, slices * accelerator.cores)
-    most, sides = accelerator.linked // accelerator.cores, 2 if name in ("v5e", "v6e") else 3
+    most, sides = min(LARGEST_SLICE, accelerator.linked // accelerator.cores), 2 if name in ("v5e", "v6e") else 3
     if rest or not chips or chips & (chips - 1) or chips > most:
-        a_slice = " in each slice" if slices > 1 else ""
-        each = f", {accelerator.cores} devices each" if accelerator.cores > 1 else ""
+        each = f" of {accelerator.cores} devices" if accelerator.cores > 1 else ""
         raise ValueError(
-            f"--devices={count}: {name} comes in slices of 1, 2, 4, 8, ... {2 ** int(math.log2(most))} chips{a_slice}"
-            f"{each}; choose such a number" + (f", times --slices={slices}." if slices > 1 else ".")
+            f"--devices={count}: slices of {name} are planned with 1, 2, 4, 8, ... {most} chips{each}; choose such a "
+            "number" + (f", times --slices={slices}." if slices > 1 else ".")
         )
     shape, power = [], chips.bit_length() - 1
     for axis in range(sides):  # the first axes are the shorter ones
