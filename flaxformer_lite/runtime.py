@@ -32,6 +32,7 @@ def start() -> None:
     quiet_libraries()
     gc.set_threshold(FEW_OBJECTS)
     if computes_on_cpu():
+        jax.config.update("jax_platforms", "cpu")  # else a package for an accelerator that is not here would complain
         keep_memory(cpu_devices())
     enable_compilation_cache(Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache/flaxformer_lite/compiled"))
 

@@ -189,10 +189,28 @@ def test_a_package_for_an_accelerator_counts_where_there_is_one(
     assert parallel._on_tpu_host() is (package == "libtpu" and not only_cpu)
 
 
-def test_a_run_starts_where_the_package_for_tpus_is_installed_and_no_chip(tmp_path):
-    (tmp_path / "libtpu").mkdir()
+PACKAGE = """
+def initialize():  # of a plugin, as JAX's for CUDA
+    import jax
+    if jax.config.jax_platforms != "cpu":
+        raise RuntimeError("no library")
+
+def get_library_path():  # of libtpu
+    return __file__
+"""
+
+
+@pytest.mark.skipif(not runtime.computes_on_cpu(), reason="this machine has an accelerator")
+@pytest.mark.parametrize("package", ["libtpu", "jax_plugins/xla_cuda13"])
+def test_a_run_starts_in_silence_where_the_package_for_an_accelerator_is_installed_and_none_is_there(tmp_path, package):
+    """As for `plan`: JAX would load the package, and report that it finds no device or library."""
+    (tmp_path / package).mkdir(parents=True)
+    (tmp_path / package / "__init__.py").write_text(PACKAGE)
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
-    code = "from flaxformer_lite.training import parallel; parallel.initialize(None, None, None); print('started')"
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert told.stdout == "started\n", told.stderr
+    code = (
+        "import jax; from flaxformer_lite import runtime; from flaxformer_lite.training import parallel; "
+        "runtime.start(); parallel.initialize(None, None, None); print(jax.devices()[0].platform)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("cpu\n", "")
