@@ -63,7 +63,8 @@ def way(sizes: tuple[int, int, int]) -> Way:
 @functools.cache
 def compiled_step(sizes: tuple[int, int, int]) -> Callable:
     (mode, state), (model, optimizer) = way(sizes), trained()
-    options = {"label_smoothing": 0.1, "microbatches": 2, "ema_decay": 0.9, "row_shards": mode.row_shards}
+    options = {"label_smoothing": 0.1, "microbatches": 2, "ema_decay": 0.9}
+    options |= {"axis_name": mode.axis_name, "row_shards": mode.row_shards}
     step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
     struct = batch_shapes.struct(Config(model=MODEL), ROWS, LENGTH)
     return mode.compile(step, jax.eval_shape(lambda: state), struct, donate=False)
@@ -158,6 +159,14 @@ def test_a_loss_that_is_taken_in_parts_is_the_same_on_a_mesh_and_each_device_add
     shards = sizes[0] * sizes[1]
     assert any(f"f32[1,{shape}]" in run.as_text() for shape in gradient)
     assert not any(f"f32[{shards},{shape}]" in run.as_text() for shape in gradient)  # of all devices together
+
+
+@pytest.mark.parametrize("mode", [parallel.MeshMode, parallel.PmapMode])
+def test_a_step_that_would_not_sum_over_the_devices_is_refused(mode):
+    model, optimizer = trained()
+    step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, row_shards=1)
+    with pytest.raises(TypeError, match="axis_name='data', the mode's own, got None"):
+        mode(parallel.make_mesh(8)).compile(step, {}, {}, donate=False)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ the state, and under pmap, it sees a device's part and sums over `AXIS`.
 
 import collections
 import contextlib
+import functools
 import math
 import os
 import re
@@ -242,7 +243,12 @@ class MeshMode:
         self.row_shards = 1 if self._copies else row_shards(mesh)
 
     def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
-        """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
+        """`step(state, batch)` compiled for global batches of the shapes and types of `batch`.
+
+        Raises:
+          TypeError: the step does not sum over this mode's `axis_name`, so that devices would go apart.
+        """
+        _check_axis(step, self.axis_name)
         rows = NamedSharding(self.mesh, ROWS)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
         if self._copies:
@@ -303,7 +309,12 @@ class PmapMode:
         self.compiles_ahead = jax.process_count() == 1
 
     def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
-        """`step(state, batch)` compiled for global batches of the shapes and types of `batch`."""
+        """`step(state, batch)` compiled for global batches of the shapes and types of `batch`.
+
+        Raises:
+          TypeError: as `MeshMode.compile`.
+        """
+        _check_axis(step, self.axis_name)
         size, step = self.mesh.size, compiled_for(step, self.mesh, AXES)
         device_batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((x.shape[0] // size, *x.shape[1:]), x.dtype), batch)
         mapped = jax.pmap(step, axis_name=AXIS, devices=self._devices_argument(), donate_argnums=(0,) if donate else ())
@@ -349,6 +360,12 @@ class PmapMode:
     def read(self, sums: Tree) -> Tree:
         """Metrics of a compiled step, the same on every device, on the host; waits for the step."""
         return jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data[0], sums))
+
+
+def _check_axis(step: Callable, axis_name: str | None) -> None:
+    given = step.keywords.get("axis_name") if isinstance(step, functools.partial) else axis_name
+    if given != axis_name:
+        raise TypeError(f"step: expected axis_name={axis_name!r}, the mode's own, got {given!r}; pass mode.axis_name.")
 
 
 MODES = {"mesh": MeshMode, "pmap": PmapMode}
