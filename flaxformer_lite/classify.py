@@ -5,6 +5,7 @@ classifier = classify.load("runs/mine")
 print(classifier(["Montag, 5. Mai 2025"]))
 """
 
+import collections
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,14 +45,17 @@ class Classifier:
             np.concatenate([[BOS], ids]).astype(np.int32) for ids in self.run.encode(texts, name=name, numbers=numbers)
         ]
         probability_NC = np.zeros((len(rows), len(self.run.label_names)), np.float32)
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        for first in range(0, len(order), trained.ROWS):
-            part = order[first : first + trained.ROWS]
-            unused = [np.empty(0, np.int32)] * (trained.ROWS - len(part))
-            length = padded_length(len(rows[part[-1]]) + 1, self.run.config.model.max_length)
-            source_BS = pad_rows([rows[i] for i in part] + unused, length)
-            logits_BC = self._logits({"params": self.run.params}, source_BS)
-            probability_NC[part] = jax.nn.softmax(logits_BC)[: len(part)]
+        # Texts of one padded length share batches, so that the probabilities of a text do not depend on the others.
+        of_length = collections.defaultdict(list)
+        for i, row in enumerate(rows):
+            of_length[padded_length(len(row) + 1, self.run.config.model.max_length)].append(i)
+        for length, group in of_length.items():
+            for first in range(0, len(group), trained.ROWS):
+                part = group[first : first + trained.ROWS]
+                unused = [np.empty(0, np.int32)] * (trained.ROWS - len(part))
+                source_BS = pad_rows([rows[i] for i in part] + unused, length)
+                logits_BC = self._logits({"params": self.run.params}, source_BS)
+                probability_NC[part] = jax.nn.softmax(logits_BC)[: len(part)]
         return probability_NC
 
 
