@@ -320,8 +320,8 @@ def estimate(sizes: Sizes, model: str, name: str) -> Result:
     (found,) = plan.plan(dataclasses.replace(config, data=data), target)
     compiler = target.compiler or "a CPU's"
     if found.memory is None:
-        return {"compiler": compiler, "lack": found.lack}
-    return {"compiler": compiler, "gb": found.memory.total / 1e9}
+        return {"device": name, "compiler": compiler, "lack": found.lack}
+    return {"device": name, "compiler": compiler, "gb": found.memory.total / 1e9}
 
 
 def decoding(sizes: Sizes) -> Result:
@@ -376,7 +376,7 @@ PARTS = {
     "decoding": decoding,
     "multi30k": multi30k,
 }
-MODELS = ("base", "big")  # parts too: `training`
+MODELS = ("base", "big")  # parts too, both by `training`
 TOGETHER = (
     ("device",),
     ("attention", "smoke"),

@@ -60,8 +60,6 @@ def train(arguments: Sequence[str]) -> int:
 def plan(arguments: Sequence[str]) -> int:
     """Prints what a step, or decoding, takes of each device; or how a step grows with the devices."""
     request = commands.parse_plan(arguments)
-    import jax
-
     from flaxformer_lite import runtime
     from flaxformer_lite.training import topology
 
@@ -70,7 +68,6 @@ def plan(arguments: Sequence[str]) -> int:
             f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(request.devices)}"
         )
     os.environ["JAX_PLATFORMS"] = "cpu"
-    jax.config.update("jax_platforms", "cpu")  # which has read the variable by now
     runtime.start()
     from flaxformer_lite.training import plan
 

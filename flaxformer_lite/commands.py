@@ -149,7 +149,7 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
         flags.DEFINE_string("workdir", None, "a run, whose config is planned", flag_values=values)
         flags.DEFINE_list("devices", ["8"], "how many there would be; several: how it scales", flag_values=values)
         names = [*sorted(ACCELERATORS), *FORMER_NAMES]
-        flags.DEFINE_enum("accelerator", "h100", names, "what each would be", flag_values=values)
+        flags.DEFINE_enum("accelerator", "h100", names, "kind of the devices", flag_values=values)
         slices = "how many slices of TPUs these devices would be; default: 1"
         flags.DEFINE_integer("slices", None, slices, lower_bound=1, flag_values=values)
         flags.DEFINE_bool("decode", False, "plan decoding, by the config's method", flag_values=values)

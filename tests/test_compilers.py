@@ -26,14 +26,14 @@ SUMS = ("all-reduce", "reduce-scatter")
 
 @pytest.fixture(autouse=True, scope="module")
 def less_effort() -> Iterator[None]:
-    """Half the time to compile: what is tested is what a program contains, not how fast it is. Without the cache."""
+    """Half the time to compile: the tests read the contents of programs, not their speed. Without the cache."""
     settings = {"jax_exec_time_optimization_effort": -1.0, "jax_enable_compilation_cache": False}
     before = {name: getattr(jax.config, name) for name in settings}
 
     def use(values: dict[str, object]) -> None:
         for name, value in values.items():
             jax.config.update(name, value)
-        compilation_cache.reset_cache()  # else JAX goes on as it began
+        compilation_cache.reset_cache()  # JAX reads the settings once
 
     use(settings)
     yield
@@ -123,7 +123,7 @@ def test_float32_attends_by_products_on_a_gpu_and_a_kernel_on_a_tpu(name):
 
 @pytest.mark.parametrize("name", ["v5e", "v5p", "h100"])
 def test_where_the_state_is_split_too_only_activations_are_summed_in_bfloat16(name):
-    """Devices that work on the same rows add up what each computed of an activation, as `model.dtype`."""
+    """Devices that work on the same rows add up their parts of an activation, as `model.dtype`."""
     planned, found, _ = step_of(name, 8, {"parallel.data": 2, "parallel.fsdp": 2, "parallel.tensor": 2})
     assert planned.program.kernels.get(KERNEL[name], 0) >= 3
     assert {each.dtype for each in planned.sent if each.kind in SUMS} == {"f32", "bf16"}
@@ -181,7 +181,7 @@ def test_slices_exchange_gradients_over_the_network_between_them(name):
     assert part <= between < 4.1 * part  # small gradients are not split over the slice first
 
 
-def test_the_command_prints_a_compiled_plan_and_refuses_what_its_compiler_knows_better():
+def test_the_command_prints_a_compiled_plan_and_refuses_a_flag_that_has_no_effect():
     target("v5e", 1, config_of({}))  # skips without a compiler
     command = ["plan", "--config=smoke", "--accelerator=v5e", "--devices=2"]
     done = runs.run(*command)

@@ -61,7 +61,7 @@ def test_in_bfloat16_the_gradient_of_the_kernel_is_not_rounded():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_transposed_kernel_has_its_inputs_last_and_its_product_may_be_float32(dtype):
-    """As of logits: in bfloat16 what is multiplied is rounded, and neither the product nor the kernel's gradient is."""
+    """As of logits: bfloat16 rounds the factors, and neither the product nor the kernel's gradient."""
     x, kernel, weight = jnp.asarray(draw(0, *ROWS, 7), dtype), draw(1, 17, 7), jnp.asarray(draw(2, *ROWS, 17), dtype)
 
     def weighed(x, kernel):

@@ -165,15 +165,18 @@ def test_the_base_model_costs_about_two_flops_a_parameter_and_token():
 
 
 def test_decoding_encodes_once_and_predicts_every_hypothesis():
-    config = Config(model=CONFIG)
-    encoder = flops.forward(CONFIG, 7, 0)
-    decoder = flops.forward(CONFIG, 7, 11) - encoder
+    """Counted by hand: one layer each of width 4, one head, inner width 6, 10 tokens; 7 source tokens, 11 steps."""
+    sizes = {"num_heads": 1, "d_head": None, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    model = dataclasses.replace(CONFIG, vocab_size=10, d_model=4, d_ff=6, **sizes)
+    encoder = 4 * 7 * 4 * 4 + 2 * 7 * 7 * 4 + 2 * 7 * 4 * 6  # projections, scores and mix, feed-forward
+    keys = 2 * 7 * 4 * 4  # and values of the source, once for all hypotheses
+    decoder = 4 * 11 * 4 * 4 + 2 * 11 * 11 * 4 + 2 * 11 * 4 * 6  # self-attention and feed-forward
+    decoder += 2 * 11 * 4 * 4 + 2 * 11 * 7 * 4 + 11 * 4 * 10  # cross-attention and logits
     for changes, times in (
         ({"method": "greedy"}, 1),
         ({"method": "beam", "beam_size": 5}, 5),
         ({"method": "mask_predict", "length_candidates": 3, "iterations": 4}, 12),
     ):
-        own = dataclasses.replace(config, decode=dataclasses.replace(config.decode, **changes))
-        assert flops.decoding(own, 13, 7, 11) == 13 * (encoder + times * decoder)
-    lm = dataclasses.replace(config, model=dataclasses.replace(CONFIG, architecture="decoder_lm"))
-    assert flops.decoding(lm, 13, 7, 11) == 13 * flops.forward(lm.model, 7, 11)
+        decode = dataclasses.replace(Config().decode, **changes)
+        config = Config(model=model, decode=decode)
+        assert flops.decoding(config, 13, 7, 11) == 2 * 13 * (encoder + keys + times * decoder)

@@ -1,4 +1,4 @@
-"""What is read from the text of a compiled program: collectives, loops, kernels and cycles."""
+"""Collectives, loops, kernels and cycles, read from the text of a compiled program."""
 
 import jax
 import jax.numpy as jnp

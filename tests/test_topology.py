@@ -1,4 +1,4 @@
-"""The slice of a pod that has so many chips, and the errors where none has, or no compiler is installed."""
+"""The slice of a pod with n chips, and the errors if there is none, or no compiler."""
 
 import math
 

@@ -37,8 +37,8 @@ def product(
     """Returns x W over the last `axes` axes of x, as `dtype` or the dtype of x.
 
     The gradient of the kernel is summed over rows in float32 and never rounded. The gradient of its cast would be
-    bfloat16, and so would be the sums over devices that the compiler adds to it. What is multiplied always has the
-    dtype of x, also in the gradients.
+    bfloat16, and so would be the sums over devices that the compiler adds to it. All factors have the dtype of x, also
+    in the gradients.
 
     Args:
       kernel: float32 (*inputs, *features), or `transposed` (*features, *inputs).

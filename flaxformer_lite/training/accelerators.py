@@ -37,11 +37,11 @@ class Accelerator:
 
 
 # TPU v5p, v6e and TPU7x: Google's page docs.cloud.google.com/tpu/docs/tpu7x, which compares them; v5e: its own page
-# there (half of a bidirectional bandwidth, and half a chip of TPU7x, whose cores are devices of their own). Clocks are
-# the peak by what the matrix units do in a cycle, 2 * 128**2 each: v4 and v5p have 8 of them, v5e 4, v6e 4 of 256**2
-# multiply-adds (compiler estimates agree so far). B200: NVIDIA's HGX B200, dense, 1,000 W. The others are figures
-# in general circulation, not read off their makers' sheets: check before relying. A network of 25 or 50 GB/s is an
-# InfiniBand card of 200 or 400 Gbit/s for each GPU.
+# there (half of a bidirectional bandwidth, and half a chip of TPU7x, whose cores are devices of their own). A clock
+# is the peak divided by the FLOPs of all matrix units in a cycle, 2 * 128**2 each: v4 and v5p have 8 units, v5e 4,
+# v6e 4 of 256**2 multiply-adds (compiler estimates agree so far). B200: NVIDIA's HGX B200, dense, 1,000 W. The others
+# are figures in general circulation, not read off their makers' sheets: check before relying. A network of 25 or 50
+# GB/s is an InfiniBand card of 200 or 400 Gbit/s for each GPU.
 ACCELERATORS = {
     "a100": Accelerator("gpu", 312e12, 80e9, 300e9, 8, 25e9),
     "b200": Accelerator("gpu", 2250e12, 180e9, 900e9, 8, 50e9),

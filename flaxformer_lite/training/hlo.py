@@ -1,4 +1,4 @@
-"""What a compiled program contains, read from its text: collectives, attention kernels, and the compiler's cycles."""
+"""Collectives, attention kernels and estimated cycles of a compiled program, read from its text."""
 
 import collections
 import dataclasses
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The size of a collective's result on a device, times this, is what the device sends; n: how many devices take part.
+# Bytes that a device sends in a collective, as a multiple of the bytes of its result; n: devices that take part.
 SENT = {
     "all-gather": lambda n: (n - 1) / n,  # every device sends its part on around a ring
     "reduce-scatter": lambda n: n - 1,
@@ -17,7 +17,7 @@ SENT = {
     "collective-permute": lambda n: 1,
 }
 RINGS = ("all-gather", "reduce-scatter", "all-reduce")
-# The names of attention kernels in a program, and what computed them: `model.backend`.
+# The names of attention kernels in a program, and the `model.backend` of each.
 KERNELS = {"tpu_custom_call": "flash", "__cudnn$fmhaSoftmax": "cudnn", "__cudnn$fmhaSoftmaxBackward": "cudnn"}
 
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$", re.MULTILINE)
@@ -29,7 +29,7 @@ TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 BOUND = re.compile(r" = [su]32\[\]\S* constant\((\d+)\)")
 CYCLES = re.compile(r'"estimated_cycles":"(-?\d+)"')
 KERNEL = re.compile(r'custom_call_target="([^"]+)"')
-UNKNOWN = 2**62  # cycles; values from here on mean that there is no estimate
+UNKNOWN = 2**62  # cycles; larger values mean: no estimate
 # Between slices of TPUs the hosts send, for each collective that their compiler splits so.
 BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
@@ -60,7 +60,7 @@ class Program:
 
 
 def read(text: str, devices: int, *, slices: int = 1) -> Program:
-    """What is in a program.
+    """Returns the collectives, kernels and cycles of a program.
 
     Args:
       text: what `as_text` of a compiled function returns.
@@ -70,7 +70,7 @@ def read(text: str, devices: int, *, slices: int = 1) -> Program:
 
 
 class _Reader:
-    """Adds up what the computations of a program do, from its entry on."""
+    """Adds up the collectives, kernels and cycles of a program's computations, from its entry on."""
 
     def __init__(self, text: str, devices: int, slices: int):
         self._devices, self._slices = devices, slices
@@ -88,7 +88,7 @@ class _Reader:
         return Program(sent, dict(self._kernels), cycles, self._loop_cycles)
 
     def _add(self, name: str, times: int, *, fused: bool = False) -> int:
-        """Counts what a computation does in so many runs; returns the cycles of one."""
+        """Counts the collectives and kernels of `times` runs of a computation; returns the cycles of one run."""
         cycles = 0
         for line in self._bodies[name].splitlines():
             if not (found := INSTRUCTION.match(line)):
@@ -99,7 +99,7 @@ class _Reader:
                 if fused and self._is_known(rest):
                     continue
                 self._send(kind, shapes, rest, times, started=kind != op)
-                continue  # what a reduction applies sends nothing
+                continue  # the function that a reduction applies sends nothing
             if op == "send" and (found := BETWEEN_SLICES.search(rest)):
                 self._send_between_slices(found.group(1).lower().replace("_", "-"), shapes, times)
             if op == "custom-call" and (backend := KERNELS.get(KERNEL.search(rest).group(1))):
@@ -115,7 +115,7 @@ class _Reader:
             if op == "while":
                 cycles += (repeated or 1) * sum(called)
                 self._loop_cycles = max(self._loop_cycles, 0 if repeated else sum(called))
-            elif known:  # which covers what the instruction calls
+            elif known:  # it includes the computations that the instruction calls
                 cycles += int(estimate.group(1))
             elif op in ("call", "async-start"):
                 cycles += sum(called)
@@ -124,7 +124,7 @@ class _Reader:
         return cycles
 
     def _is_known(self, attributes: str) -> bool:
-        """Whether a collective is already counted: a TPU overlaps one with several fusions, each of which names it."""
+        """Whether a collective is already counted: on TPUs several fusions contain the same one."""
         if (found := re.search(r"channel_id=(\d+)", attributes)) is None:
             return False
         known = found.group(1) in self._fused
@@ -155,7 +155,7 @@ class _Reader:
             self._sent[Collective(kind, dtype, groups)] += round(sent)
 
     def _send_between_slices(self, kind: str, shapes: str, times: int) -> None:
-        """What a device exchanges with those in its place in the other slices; the first of `shapes` is its operand."""
+        """Counts a collective of the devices at the same place of each slice; the first of `shapes` is its operand."""
         n, place = self._slices, self._devices // self._slices
         groups = tuple(tuple(range(first, self._devices, place)) for first in range(place))
         kind = kind if kind in SENT else "collective-permute"

@@ -64,12 +64,10 @@ def table(of_shape: Mapping[tuple[int, int], Memory], device: jax.Device) -> str
 def lack(error: Exception) -> str:
     """Returns how much memory is missing, from the error of a compiler; else its first line."""
     text = str(error)
-    if found := re.search(r"\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)", text):
-        needed, available = map(float, found.groups())
-        return f"needs {needed:,.3g} GiB, {available:,.4g} GiB available, {needed - available:,.3g} GiB short"
-    if found := re.search(r"Used ([\d.]+)G of ([\d.]+)G", text):
-        needed, available = map(float, found.groups())
-        return f"needs {needed:,.3g} GiB, {available:,.4g} GiB available, {needed - available:,.3g} GiB short"
+    for pattern in (r"\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)", r"Used ([\d.]+)G of ([\d.]+)G"):
+        if found := re.search(pattern, text):
+            needed, available = map(float, found.groups())
+            return f"needs {needed:,.3g} GiB, {available:,.4g} GiB available, {needed - available:,.3g} GiB short"
     return text.splitlines()[0]
 
 

@@ -303,7 +303,7 @@ class PmapMode:
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        # All where there is one process, also those of a topology that a program is only compiled for.
+        # One process uses all devices, including those of a topology, which JAX does not count as local.
         self._local = mesh.local_devices if jax.process_count() > 1 else list(mesh.devices.flat)
         self._leading = NamedSharding(Mesh(np.array(self._local), (AXIS,)), PartitionSpec(AXIS))
         self.compiles_ahead = jax.process_count() == 1

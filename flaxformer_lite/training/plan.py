@@ -1,4 +1,4 @@
-"""What a training step, or decoding, takes of devices that are not here: memory, arithmetic, communication and time.
+"""Memory, arithmetic, communication and time of a training step, or decoding, on devices that are not here.
 
 The program is compiled and not run. Where the accelerator's own compiler is installed (`topology.py`), it is compiled
 for devices of that kind, and memory, collectives and kernels are those of the real program. Else it is compiled for as
@@ -99,7 +99,7 @@ class Plan:
         return by_compiler or self.memory.total <= target.accelerator.memory
 
     def beyond(self, accelerator: Accelerator) -> int:
-        """Bytes of collectives of which a group reaches beyond the devices that the accelerator's own links join."""
+        """Bytes of collectives whose groups reach beyond the devices that the accelerator's own links join."""
         within = lambda each: all(map(accelerator.joins, each.groups))  # noqa: E731
         return sum(size for each, size in self.sent.items() if not within(each))
 

@@ -4,7 +4,6 @@
 as on the real ones, and cannot be run.
 """
 
-import contextlib
 import importlib.metadata
 import math
 import os
@@ -58,15 +57,15 @@ def compiler(name: str) -> str:
     on_tpu = ACCELERATORS[name].platform == "tpu"
     if not on_tpu and name not in GPUS:
         raise NoCompiler(f"the only GPU description available is {', '.join(GPUS)}")
-    for package in ("libtpu",) if on_tpu else ("jax-cuda13-plugin", "jax-cuda12-plugin"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"{package} {importlib.metadata.version(package)}"
-    what, extra = ("libtpu", "plan") if on_tpu else ("JAX's CUDA plugin", "plan-cuda")
-    raise NoCompiler(f"{what} is not installed: pip install 'flaxformer_lite[{extra}]'")
+    package, extra = ("libtpu", "plan") if on_tpu else ("jax-cuda13-plugin", "plan-cuda")
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        raise NoCompiler(f"{package} is not installed: pip install 'flaxformer_lite[{extra}]'") from None
 
 
 def prepare(name: str) -> bool:
-    """Sets what the compiler for an accelerator reads from the environment, before JAX starts; False: there is none."""
+    """Sets the environment of an accelerator's compiler, before JAX starts; False: the compiler is not installed."""
     try:
         compiler(name)
     except NoCompiler:
@@ -76,7 +75,7 @@ def prepare(name: str) -> bool:
             os.environ.setdefault(variable, value)
     elif CUDA_FLAG not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CUDA_FLAG}"
-    jax.config.update("jax_enable_compilation_cache", False)  # what is written for such devices cannot be read again
+    jax.config.update("jax_enable_compilation_cache", False)  # JAX cannot read entries for such devices
     return True
 
 
