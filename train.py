@@ -6,7 +6,7 @@ goes on from the newest checkpoint. `python train.py --help` lists the flags.
 
 import sys
 
-from flaxformer_lite.__main__ import main
+from flaxformer_lite.cli.commands import main
 
 if __name__ == "__main__":
     main(["train", *sys.argv[1:]])

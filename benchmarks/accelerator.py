@@ -80,7 +80,7 @@ def device(sizes: Sizes) -> Result:
     import jax.numpy as jnp
     import optax
 
-    from flaxformer_lite.training import accelerators
+    from flaxformer_lite.system import accelerators
 
     versions = {module.__name__: module.__version__ for module in (jax, flax, optax, np)}
     found = jax.devices()
@@ -308,7 +308,7 @@ def data_files(split: str) -> tuple[str, ...]:
 
 def estimate(sizes: Sizes, model: str, name: str) -> Result:
     """What `flaxformer-lite plan` says of a step of this model on one device, compiled on this machine's CPU."""
-    from flaxformer_lite import runtime
+    from flaxformer_lite.system import runtime
     from flaxformer_lite.training import plan, topology
 
     topology.prepare(name)
@@ -329,7 +329,7 @@ def decoding(sizes: Sizes) -> Result:
     import jax
 
     from benchmarks import decode
-    from flaxformer_lite import runtime
+    from flaxformer_lite.system import runtime
 
     runtime.start()
     from flaxformer_lite.config import DecodeConfig, ModelConfig

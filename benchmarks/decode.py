@@ -37,7 +37,7 @@ def sources() -> np.ndarray:
 def ours(data: int, tensor: int) -> Engine:
     """This package, on `data` groups of `tensor` CPU devices which share the model, started as its commands are."""
     os.environ["JAX_NUM_CPU_DEVICES"] = str(data * tensor)
-    from flaxformer_lite import runtime
+    from flaxformer_lite.system import runtime
 
     runtime.start()
     import jax

@@ -20,9 +20,10 @@ os.environ.setdefault(
     "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=2"
 )  # before jax is imported
 
-from flaxformer_lite import runtime, scoring, trained
+from flaxformer_lite import scoring, trained
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.exchange import exports
+from flaxformer_lite.system import runtime
 from flaxformer_lite.translate import Translator
 
 WORKERS = 2

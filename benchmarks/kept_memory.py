@@ -29,24 +29,25 @@ def measure(devices: int, config: str) -> dict[str, float]:
 
     After as many steps to warm up.
     """
-    from flaxformer_lite import runtime
+    from flaxformer_lite.system import runtime
 
     if devices:
         runtime.keep_memory(devices)
     import jax
     import numpy as np
 
-    from flaxformer_lite.command_line import find_config, load_config
     from flaxformer_lite.config import resolve, with_vocabulary
-    from flaxformer_lite.data import batch_shapes
+    from flaxformer_lite.config_files import find_config, load_config
+    from flaxformer_lite.data.batches import batch_shapes
     from flaxformer_lite.model import transformer
     from flaxformer_lite.training import optim, parallel, step
+    from flaxformer_lite.training import state as state_lib
 
     chosen = resolve(load_config(find_config(config)))
     chosen = with_vocabulary(chosen, chosen.data.vocab_size)
     model = transformer.build_model(chosen.model)
     optimizer = optim.make_optimizer(chosen.optim, d_model=chosen.model.d_model, num_steps=1000)
-    state = jax.jit(functools.partial(step.init_state, model, optimizer, seed=0))()
+    state = jax.jit(functools.partial(state_lib.init_state, model, optimizer, seed=0))()
     struct = batch_shapes.struct(chosen, *batch_shapes.possible(chosen)[0])
     ids = np.random.default_rng(0)
     batch = {name: ids.integers(4, chosen.data.vocab_size, x.shape, np.int32) for name, x in struct.items()}

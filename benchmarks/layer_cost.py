@@ -36,9 +36,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_lite import places, plots, runtime
 from flaxformer_lite.model import masks
 from flaxformer_lite.model.attention import dot_product_attention
+from flaxformer_lite.plotting import plots
+from flaxformer_lite.system import runtime, storage
 
 D_HEAD = 64
 WINDOW, KERNEL = 32, 3  # tokens to either side that restricted attention sees (r = 65); the convolution's k
@@ -479,8 +480,8 @@ def main() -> None:
         print(f"{mode}, median (lowest to highest):\n\n", *times_table(points, gradients), sep="")
     with tempfile.TemporaryDirectory() as folder:
         png, _ = plots.save(draw(points), folder, "layer_cost")
-        places.make_folder(arguments.output.parent)
-        places.write_whole(arguments.output, png.read_bytes())
+        storage.make_folder(arguments.output.parent)
+        storage.write_whole(arguments.output, png.read_bytes())
     print(arguments.output)
 
 

@@ -26,10 +26,10 @@ from pathlib import Path
 import numpy as np
 
 from flaxformer_lite.config import Config
-from flaxformer_lite.data.batching import BatchPlan, PackedPlan
-from flaxformer_lite.data.loader import Batches, Tokens, fingerprint, stream
-from flaxformer_lite.data.ragged import Ragged
-from flaxformer_lite.training import writers
+from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
+from flaxformer_lite.data.batches.loader import Batches, Tokens, fingerprint, stream
+from flaxformer_lite.data.tokens.ragged import Ragged
+from flaxformer_lite.runs import metrics_log
 
 ROOT = Path(__file__).parent.parent
 VOCABULARY = 37000
@@ -111,7 +111,9 @@ def measure_training(flags: list[str], steps: int) -> None:
             command = [sys.executable, "train.py", *flags, f"--workdir={workdir}"]
             started = time.perf_counter()
             subprocess.run(command, cwd=ROOT, env=environment, check=True, stderr=subprocess.PIPE)
-            waits = [r["data_wait"] for r in writers.read_metrics(workdir / "metrics.jsonl") if r["split"] == "train"]
+            waits = [
+                r["data_wait"] for r in metrics_log.read_metrics(workdir / "metrics.jsonl") if r["split"] == "train"
+            ]
             print(
                 f"{steps} steps and the test split: {time.perf_counter() - started:.1f} s; waiting for data "
                 f"{statistics.median(waits):.2%} of the time (median of {len(waits)} intervals of 10 steps, the worst "

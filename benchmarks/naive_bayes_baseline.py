@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.data.sources.datasets import Dataset
 
 SMOOTHING = (0.03, 0.1, 0.3, 1.0)
 

@@ -30,7 +30,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from flaxformer_lite.data import builders, tokenizer
+from flaxformer_lite.data.sources import builders
+from flaxformer_lite.data.tokens import tokenizer
 
 SPLITS = "train", "validation", "test"
 TRAIN, VALIDATION, TEST, PROBE = range(4)

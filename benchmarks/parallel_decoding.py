@@ -16,9 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from flaxformer_lite import command_line, runtime, scoring, translate
+from flaxformer_lite import config_files, scoring, translate
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.training import writers
+from flaxformer_lite.system import runtime
+from flaxformer_lite.training import progress
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = {"causal": "default", "masked": "mask_predict"}
@@ -36,7 +37,7 @@ METHODS = [
 
 def train(decoder: str, steps: int | None, seed: int, folder: Path) -> Path:
     """The workdir of one finished run."""
-    steps = steps or command_line.load_config(ROOT / "configs" / f"{CONFIGS[decoder]}.py").train.num_steps
+    steps = steps or config_files.load_config(ROOT / "configs" / f"{CONFIGS[decoder]}.py").train.num_steps
     path = folder / f"{decoder}-{steps}-{seed}"
     flags = {
         "data.seed": seed,
@@ -89,7 +90,7 @@ def main() -> None:
         quality = [f"{100 * scores.values['exact_match']:.1f}", f"{scores.values['bleu']:.2f}"]
         rows.append([name, *quality, spread, f"{median / statistics.median(rates[0]):.2f}"])
     print(f"{', '.join(path.name for path in workdirs.values())}; {len(source):,} validation phrases")
-    print(writers.table(rows))
+    print(progress.table(rows))
     print(f"BLEU: {found[0].signatures['bleu']}")
 
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from flaxformer_lite import plots, scoring, translate, workdir
+from flaxformer_lite import scoring, translate
 from flaxformer_lite.config import CHOICES
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.training import writers
+from flaxformer_lite.plotting import plots
+from flaxformer_lite.runs import workdir
+from flaxformer_lite.training import progress
 
 ROOT = Path(__file__).parent.parent
 TRAINED_UP_TO, LONGEST = 15, 40  # tokens, the end symbol included
@@ -82,7 +84,7 @@ def table(results: dict[str, list[dict[int, dict[str, float]]]], metric: str, sc
             values = [scale * scores[high][metric] for scores in seeds]
             cells.append(f"{statistics.mean(values):.1f} ({min(values):.1f}-{max(values):.1f})")
         rows.append([scheme, *cells])
-    return writers.table(rows)
+    return progress.table(rows)
 
 
 def main() -> None:

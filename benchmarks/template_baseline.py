@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from difflib import SequenceMatcher
 
-from flaxformer_lite.data import builders
+from flaxformer_lite.data.sources import builders
 
 TOKEN = re.compile(r"\d+|[^\W\d_]+|.", re.DOTALL)
 Template = tuple[str | int, ...]  # text, or the rank among the numbers of the source of the one that fills the slot

@@ -94,12 +94,12 @@ def config_of(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: fl
 
 def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float = 0.0) -> Engine:
     """This package: the step that `train` runs, over all devices."""
-    from flaxformer_lite import runtime
+    from flaxformer_lite.system import runtime
 
     runtime.start()
     import jax
 
-    from flaxformer_lite.data import batch_shapes
+    from flaxformer_lite.data.batches import batch_shapes
     from flaxformer_lite.training import parallel
     from flaxformer_lite.training import step as step_lib
 

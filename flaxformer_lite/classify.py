@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from flaxformer_lite import trained
-from flaxformer_lite.data.tokenizer import BOS, pad_rows
+from flaxformer_lite.data.tokens.tokenizer import pad_rows
 from flaxformer_lite.decoding.decoder import padded_length
+from flaxformer_lite.fields import BOS
 
 
 class Classifier:

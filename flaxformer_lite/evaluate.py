@@ -18,12 +18,15 @@ import numpy as np
 
 from flaxformer_lite import scoring, trained
 from flaxformer_lite.config import Config, DecodeConfig
-from flaxformer_lite.data import batch_shapes, own_text, pipeline
-from flaxformer_lite.data.loader import stream
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches.loader import stream
 from flaxformer_lite.data.pipeline import Split
-from flaxformer_lite.data.tokenizer import Tokenizer
-from flaxformer_lite.places import absolute, make_folder, why_unwritable, write_whole
-from flaxformer_lite.training import metrics, parallel, report, step
+from flaxformer_lite.data.sources import own_text
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.model import parameters
+from flaxformer_lite.system.storage import absolute, make_folder, why_unwritable, write_whole
+from flaxformer_lite.training import metrics, parallel, run_report, step
 
 SCORES = ".scores.json"  # what the names of files with scores end in
 SAMPLES = 8  # texts that a language model writes at an evaluation
@@ -69,7 +72,7 @@ class Evaluator:
         """
         self._config, self._mode, self._tokenizer, self._label_names = config, mode, tokenizer, label_names
         self._compile_with, self._between_batches = compile_with, between_batches
-        self._param_shapes = step.param_shapes(model)
+        self._param_shapes = parameters.shapes(model)
         options = {"model": model, "axis_name": mode.axis_name}
         self._steps = {
             "eval": functools.partial(step.eval_step, row_shards=mode.row_shards, **options),
@@ -103,7 +106,7 @@ class Evaluator:
         architecture = self._config.model.architecture
         if architecture == "encoder_classifier":
             counts_CC = self._sum_over(split, params, "confusion") if decode is None else None
-            note = "" if counts_CC is None else report.confusion(np.asarray(counts_CC), self._label_names)
+            note = "" if counts_CC is None else run_report.confusion(np.asarray(counts_CC), self._label_names)
             return Measurement(values, samples=note, note=note)
         values = metrics.with_perplexity(values)
         if architecture == "decoder_lm":
@@ -122,8 +125,8 @@ class Evaluator:
         known = decode is None and split.texts.kind is not None
         kinds = by_kind(hypotheses, references, split.texts.kind) if known else {}
         too_long = sum(not self._fits(ids) for ids in split.tokens.source[:count])
-        notes = report.signatures(scores), report.untranslated(too_long, count, self._decoder.max_length)
-        samples, note = report.translations(split.texts, hypotheses), "\n".join(filter(None, notes))
+        notes = run_report.signatures(scores), run_report.untranslated(too_long, count, self._decoder.max_length)
+        samples, note = run_report.translations(split.texts, hypotheses), "\n".join(filter(None, notes))
         return Measurement({**values, **scores.values, **kinds}, samples, note, hypotheses, scores, too_long)
 
     def _sum_over(self, split: Split, params: dict, name: str) -> metrics.Sums | jax.Array:
@@ -207,7 +210,7 @@ def evaluate_run(
     if references:
         counts = {name: len(texts) for name, texts in references.items()}
         scoring.check_counts({f"the {split} split": len(examples.texts), **counts})
-    report.say_left_out(split, examples)
+    run_report.say_left_out(split, examples)
     mode = parallel.MeshMode(run.mesh)
     evaluator = Evaluator(run.model, config, mode, run.tokenizer, label_names=run.label_names)
     options = {"references": list(references.values()) if references else None, "bootstrap": bootstrap, "seed": seed}

@@ -161,6 +161,9 @@ class Config:
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
 
 
+# The ids of the special tokens, the same in every vocabulary: padding, start and end of a text, unknown.
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+
 CHOICES = {
     "model.architecture": ("encoder_decoder", "encoder_classifier", "decoder_lm"),
     "model.position": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "alibi", "none"),

@@ -12,16 +12,18 @@ import jax
 import numpy as np
 
 from flaxformer_lite import config as config_lib
-from flaxformer_lite import workdir as workdir_lib
 from flaxformer_lite.config import Config, DataConfig, parse_average, with_vocabulary
-from flaxformer_lite.data import tokenizer as tokenizer_lib
-from flaxformer_lite.data.tokenizer import MarianTokenizer, Tokenizer
+from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
+from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, Tokenizer
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.fields import OWN_TEXT
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.ensemble import Ensemble
-from flaxformer_lite.places import place
-from flaxformer_lite.training import checkpoint, metrics, parallel, sharding, step, writers
+from flaxformer_lite.model.parameters import shapes as param_shapes
+from flaxformer_lite.runs import metrics_log
+from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.system.storage import place
+from flaxformer_lite.training import checkpoint, metrics, parallel, sharding
 from flaxformer_lite.training.checkpoint import Checkpoints
 
 ROWS = 64  # texts classified at once
@@ -259,12 +261,12 @@ def _load(
     # What computed attention then may not exist here, and is no part of what was learned.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
     model = transformer.build_model(config.model)
-    shapes = step.param_shapes(model)
+    shapes = param_shapes(model)
     mesh = mesh or parallel.widest_mesh(config.data.rows_multiple, tensor)
     sharding.check(shapes, mesh, section="")
     checkpoints, metric = None, config.train.best_metric
     if paths.checkpoints.is_dir():
-        scores = writers.validation_scores(paths.metrics, lambda values: metrics.score(values, metric))
+        scores = metrics_log.validation_scores(paths.metrics, lambda values: metrics.score(values, metric))
         checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=schedule(config), read_only=True)
     if checkpoints is None or not checkpoints.steps():
         raise ValueError(f"{workdir}: there is no checkpoint yet; train this run first.")

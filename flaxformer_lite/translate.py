@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from flaxformer_lite import trained
-from flaxformer_lite.data import segments
-from flaxformer_lite.data.line_windows import WINDOW, Window
-from flaxformer_lite.line_job import Answer
+from flaxformer_lite.lines import chunks
+from flaxformer_lite.lines.line_windows import WINDOW, Answer, Window
 
 LONG = ("refuse", "split")  # what becomes of a text that is too long for the model
 SEGMENT_STRIDE = 1_000_003  # segment k of text n draws at random as text n + k times this would
@@ -53,7 +52,7 @@ class Translator:
         """One translation a text, in order, of which `window` are taken and translated at a time.
 
         Args:
-          long: 'refuse', or 'split': a text that is too long is translated in segments; see `data.segments`.
+          long: 'refuse', or 'split': a text that is too long is translated in segments; see `lines.chunks`.
 
         Raises:
           ValueError: as when called, but only where such a text is reached.
@@ -119,7 +118,7 @@ class LineTranslator:
         """Raises ValueError for a line that is too long, by its number."""
         if self._n_best:
             return Answer(self._several(window))
-        cut = segments.cut if self._long == "split" else lambda line, fits: [segments.Segment(line)]
+        cut = chunks.cut if self._long == "split" else lambda line, fits: [chunks.Segment(line)]
         parts = [cut(line, self._run.fits) for line in window.lines]
         placed = [(n, k, part) for n, line in enumerate(parts, start=window.first) for k, part in enumerate(line)]
         sources = self._encode([part.text for *_, part in placed], window.name, [n + 1 for n, *_ in placed])
@@ -128,7 +127,7 @@ class LineTranslator:
             prefixes = [self._prefix if k == 0 else np.empty(0, np.int32) for _, k, _ in placed]
         draws = [(n + k * SEGMENT_STRIDE) % 2**31 for n, k, _ in placed]
         texts = iter(self._translator.translate_ids(sources, prefixes, draws))
-        lines = [segments.join(list(itertools.islice(texts, len(line))), line) for line in parts]
+        lines = [chunks.join(list(itertools.islice(texts, len(line))), line) for line in parts]
         return Answer(lines, sum(len(line) > 1 for line in parts))
 
     def _several(self, window: Window) -> list[str]:

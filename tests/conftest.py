@@ -47,12 +47,12 @@ def repo_root() -> Path:
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """A copy of the workdir that the first process of the tests which needs it makes by `make`; others wait for it."""
-    from flaxformer_lite import places
+    from flaxformer_lite.system import storage
 
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"{name}_once"
     folder.mkdir(exist_ok=True)
-    with places.locked(folder / "lock"):
+    with storage.locked(folder / "lock"):
         if not (folder / "made").exists():
             shutil.rmtree(folder / "run", ignore_errors=True)  # what one that failed has left
             make(folder / "run")

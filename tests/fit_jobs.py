@@ -9,14 +9,15 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import runs
 
-from flaxformer_lite import command_line, commands, runtime
+from flaxformer_lite.cli import parser, train_flags
+from flaxformer_lite.system import runtime
 from flaxformer_lite.training import parallel
 
 if __name__ == "__main__":
     jobs, *flags = sys.argv[1:]
     runtime.start()
-    parallel.initialize(*commands.parse_train(["--config=smoke", *flags]).processes)
+    parallel.initialize(*train_flags.parse_train(["--config=smoke", *flags]).processes)
     code = 0
     for workdir, changes in json.loads(jobs):
         code = code or runs.fit(Path(workdir), changes)
-    command_line.exit_now(code)
+    parser.exit_now(code)

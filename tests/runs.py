@@ -19,12 +19,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from flaxformer_lite import commands
+from flaxformer_lite import train
+from flaxformer_lite.cli import train_flags
 from flaxformer_lite.config import CHOICES, Config, ModelConfig
-from flaxformer_lite.data.loader import fill_rows
-from flaxformer_lite.data.ragged import Ragged
-from flaxformer_lite.model import transformer
-from flaxformer_lite.training import loop, step, writers
+from flaxformer_lite.data.batches.loader import fill_rows
+from flaxformer_lite.data.tokens.ragged import Ragged
+from flaxformer_lite.model import parameters, transformer
+from flaxformer_lite.runs import metrics_log
 
 ROOT = Path(__file__).resolve().parent.parent
 # Dropout is on, as in the smoke config. Two buckets, so two compiled steps; six checkpoints a run.
@@ -103,12 +104,12 @@ def flags(changes: dict[str, object] | None = None) -> list[str]:
 
 def small_config(changes: dict[str, object] | None = None) -> Config:
     """What `flags` say."""
-    return commands.parse_train(flags(changes)).config
+    return train_flags.parse_train(flags(changes)).config
 
 
 def fit(workdir: Path, changes: dict[str, object] | None = None) -> int:
     """Trains SMALL with `changes` in this process."""
-    return loop.fit(small_config(changes), workdir)
+    return train.fit(small_config(changes), workdir)
 
 
 def start(*arguments: str, env: dict[str, str] | None = None, module: str | None = "flaxformer_lite", **options):
@@ -165,7 +166,7 @@ def stop_at(condition: Callable[[], bool], number: signal.Signals, *arguments: s
 
 def lines_of(path: Path, split: str) -> list[dict]:
     """The lines of `split` in metrics.jsonl, the last of each step, without how long they took."""
-    records = [record for record in writers.read_metrics(path / "metrics.jsonl") if record["split"] == split]
+    records = [record for record in metrics_log.read_metrics(path / "metrics.jsonl") if record["split"] == split]
     return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
 
 
@@ -264,4 +265,4 @@ def varied_model(config: ModelConfig) -> tuple[nn.Module, dict]:
             return jnp.float32(0.1 * noise + ("scale" in name))
         return jnp.float32(0.3 * noise if "embedding" in name else noise)
 
-    return model, jax.tree_util.tree_map_with_path(draw, step.param_shapes(model))
+    return model, jax.tree_util.tree_map_with_path(draw, parameters.shapes(model))

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flaxformer_lite.training.accelerators import ACCELERATORS, KINDS, peak
+from flaxformer_lite.system.accelerators import ACCELERATORS, KINDS, peak
 
 
 @dataclasses.dataclass

@@ -12,10 +12,11 @@ import pytest
 import runs
 
 import flaxformer_lite
-from flaxformer_lite import agreement
 from flaxformer_lite.config import to_dict
-from flaxformer_lite.data import pipeline, tokenizer
-from flaxformer_lite.training import loop
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.runs import multihost
+from flaxformer_lite.training import identity
 
 TRAIN = ["-m", "flaxformer_lite", "train"]
 CHANGES = {**runs.TINY, "parallel.data": 1, "parallel.fsdp": 8, "train.keep_newest": 2}
@@ -27,14 +28,14 @@ def others_say(monkeypatch):
 
     def say(theirs):
         monkeypatch.setattr(jax, "process_count", lambda: 2)
-        monkeypatch.setattr(agreement, "gather", lambda mine: [["a", mine[1]], ["b", theirs]])
+        monkeypatch.setattr(multihost, "gather", lambda mine: [["a", mine[1]], ["b", theirs]])
 
     return say
 
 
 def test_what_all_say_alike_is_agreed_on(others_say):
     others_say({"x": 3})
-    agreement.check_same({"x": 3}, "mend it")
+    multihost.check_same({"x": 3}, "mend it")
 
 
 @pytest.mark.parametrize(
@@ -48,61 +49,60 @@ def test_what_all_say_alike_is_agreed_on(others_say):
 def test_who_says_something_else_is_named_with_both_values(others_say, theirs, message):
     others_say(theirs)
     with pytest.raises(ValueError) as refused:
-        agreement.check_same({"x": 3, "y": 5}, "mend it")
+        multihost.check_same({"x": 3, "y": 5}, "mend it")
     assert str(refused.value) == message
 
 
 def test_what_one_process_refuses_all_refuse_and_say_which_it_was(others_say):
     others_say("no such dataset.")
     with pytest.raises(ValueError, match=r"^process 1 on b: no such dataset\.$"):
-        agreement.together(lambda: 3)
+        multihost.together(lambda: 3)
 
     def refuse():
         raise ValueError("too long.")
 
     others_say(None)
-    assert agreement.together(lambda: 3) == 3
+    assert multihost.together(lambda: 3) == 3
     with pytest.raises(ValueError, match=r"^process 0 on a: too long\.$"):
-        agreement.together(refuse)
+        multihost.together(refuse)
 
 
 def test_what_all_have_refused_within_is_said_once(others_say):
     others_say("no such dataset.")
-    with pytest.raises(agreement.Refused, match=r"^process 1 on b: no such dataset\.$"):
-        agreement.together(lambda: agreement.together(lambda: 3))
+    with pytest.raises(multihost.Refused, match=r"^process 1 on b: no such dataset\.$"):
+        multihost.together(lambda: multihost.together(lambda: 3))
 
 
 def test_what_process_0_alone_does_ends_all_if_it_fails(others_say):
     others_say(None)
-    with pytest.raises(agreement.Refused, match=r"^process 0 on a: \[Errno 28\] No space left: 'ids'$"):
-        agreement.by_process_0(lambda: (_ for _ in ()).throw(OSError(28, "No space left", "ids")))
+    with pytest.raises(multihost.Refused, match=r"^process 0 on a: \[Errno 28\] No space left: 'ids'$"):
+        multihost.by_process_0(lambda: (_ for _ in ()).throw(OSError(28, "No space left", "ids")))
 
 
 def test_other_data_another_tokenizer_and_other_versions_are_named(others_say):
     data = SimpleNamespace(tokenizer=SimpleNamespace(fingerprint="t"), fingerprint="mine")
-    dataset = SimpleNamespace(contents={"a.en": "f"})
+    dataset, config = SimpleNamespace(contents={"a.en": "f"}), runs.small_config()
     for name, theirs in (("tokenizer", "other"), ("data", "other"), ("a.en", "other")):
         others_say({"tokenizer": "t", "data": "mine", "a.en": "f"} | {name: theirs})
         with pytest.raises(
             ValueError, match=rf"^{name}: process 0 on a has '.*', process 1 on b has 'other'; give every"
         ):
-            loop._identity(data, dataset)
-    config = runs.small_config()
+            identity.of(data, dataset, config)
     known = {f"config.{s}.{n}": v for s, values in to_dict(config).items() for n, v in values.items()}
     others_say(known | {"flaxformer_lite": flaxformer_lite.__version__, "jax": "0.0.1"})
     with pytest.raises(
         ValueError, match=rf"^jax: process 0 on a has '{jax.__version__}', process 1 on b has '0\.0\.1'"
     ):
-        agreement.check_config(config)
+        multihost.check_config(config)
 
 
 def test_one_process_agrees_with_itself(tmp_path):
-    assert agreement.gather([2, "x"]) == [[2, "x"]]
-    agreement.check_config(runs.small_config())
-    agreement.check_workdir(tmp_path)
+    assert multihost.gather([2, "x"]) == [[2, "x"]]
+    multihost.check_config(runs.small_config())
+    multihost.check_workdir(tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ZeroDivisionError):
-        agreement.together(lambda: 1 / 0)
+        multihost.together(lambda: 1 / 0)
 
 
 def ended(processes: list[subprocess.Popen], seconds: float) -> list[tuple[int, str]]:

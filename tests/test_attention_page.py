@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flaxformer_lite.plots import AttentionMap, attention_page
+from flaxformer_lite.plotting.plots import AttentionMap, attention_page
 
 SECONDS = 60  # the longest wait for any one answer of the browser
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")

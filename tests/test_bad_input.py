@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import runs
 
-from flaxformer_lite import __main__, runtime
+from flaxformer_lite.cli import commands
+from flaxformer_lite.system import runtime
 
 NO_WORKDIR = "--workdir=never_made"
 
@@ -22,12 +23,12 @@ def refused(tmp_path, monkeypatch, capfd):
     """Runs a command in this process, in an empty folder, and returns its one message."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runtime, "start", lambda: None)  # a process of its own would; here it would change the tests'
-    monkeypatch.setattr(__main__, "exit_now", sys.exit)  # the real one ends the process without a word to Python
+    monkeypatch.setattr(commands, "exit_now", sys.exit)  # the real one ends the process without a word to Python
 
     def run(*arguments: str) -> str:
         before = runs.files_below(tmp_path)
         with pytest.raises(SystemExit) as ended:
-            __main__.main(list(arguments))
+            commands.main(list(arguments))
         out, err = capfd.readouterr()
         assert ended.value.code == 2
         assert out == ""
@@ -159,11 +160,12 @@ def test_the_workdir_of_another_config_is_refused_with_both_values(refused, fini
 
 
 def test_a_workdir_with_another_tokenizer_is_refused(refused, finished_run, tmp_path):
-    from flaxformer_lite.data import cldr, tokenizer
+    from flaxformer_lite.data.cldr import phrase_families
+    from flaxformer_lite.data.tokens import tokenizer
 
     shutil.copytree(finished_run, tmp_path / "run")
     path, config = tmp_path / "run" / "tokenizer.model", runs.small_config()
-    phrases = cldr.phrases("fr", "it", per_kind=40)
+    phrases = phrase_families.phrases("fr", "it", per_kind=40)
     texts = [text for phrase in phrases for text in (phrase.source, phrase.target)]
     path.unlink()
     tokenizer.train(texts, path, vocab_size=config.data.vocab_size, kind=config.data.tokenizer)
@@ -532,16 +534,16 @@ def test_a_real_process_names_the_line_of_standard_input(finished_run):
 def test_no_command_prints_the_usage_and_exits_with_2(capsys):
     for arguments, code in (([], 2), (["--help"], 0), (["train", "--help"], 0)):
         with pytest.raises(SystemExit) as ended:
-            __main__.main(arguments)
+            commands.main(arguments)
         assert (ended.value.code or 0) == code
         assert "usage: " in capsys.readouterr().out
 
 
 def test_an_error_of_a_library_is_a_bug_and_keeps_its_traceback(monkeypatch, capsys):
-    monkeypatch.setattr(__main__, "exit_now", sys.exit)
-    monkeypatch.setitem(__main__.COMMANDS, "train", lambda arguments: np.zeros(3) + np.zeros(5))
+    monkeypatch.setattr(commands, "exit_now", sys.exit)
+    monkeypatch.setitem(commands.COMMANDS, "train", lambda arguments: np.zeros(3) + np.zeros(5))
     with pytest.raises(SystemExit) as ended:
-        __main__.main(["train"])
+        commands.main(["train"])
     assert ended.value.code == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -550,10 +552,10 @@ def test_a_key_that_interrupts_ends_a_command_with_130_and_no_traceback(monkeypa
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(__main__, "exit_now", sys.exit)
-    monkeypatch.setitem(__main__.COMMANDS, "translate", interrupted)
+    monkeypatch.setattr(commands, "exit_now", sys.exit)
+    monkeypatch.setitem(commands.COMMANDS, "translate", interrupted)
     with pytest.raises(SystemExit) as ended:
-        __main__.main(["translate"])
+        commands.main(["translate"])
     assert ended.value.code == 130 and capsys.readouterr() == ("", "")
 
 

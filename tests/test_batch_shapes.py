@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import Config, DataConfig, ModelConfig
-from flaxformer_lite.data import batch_shapes
+from flaxformer_lite.data.batches import batch_shapes
 
 
 def config_of(architecture="encoder_decoder", **data):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.batching import BatchPlan, PackedPlan, best_buckets, bucket_rows
+from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan, best_buckets, bucket_rows
 
 BUCKETS, TOKENS, MULTIPLE = (7, 13, 29), 200, 3
 

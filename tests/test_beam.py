@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.decoding import beam
+from flaxformer_lite.decoding.length_penalty import length_penalty
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 V, END, T = 5, 2, 4
 ALL = 113  # more than there are candidates in any step: 27 that end and 81 that go on
+
+
+def beam_search(step, cache, limit_B, search):
+    """The texts and scores of a whole search."""
+    state = beam.run(step, beam.start(cache, limit_B, search), limit_B, search, until=search.max_length)
+    return state.done_BNT, state.score_BN
 
 
 @functools.cache
@@ -56,7 +63,7 @@ def step_of(rows):
 def searched(rows, limits, *, n_best, beam_size=ALL, alpha=0.6, kind="wu"):
     """What beam search finds in each row: a list of (text, score)."""
     search = beam.Search(beam_size=beam_size, n_best=n_best, alpha=alpha, penalty=kind, max_length=T, end=END)
-    run = jax.jit(lambda cache, limit_B: beam.beam_search(step_of(rows), cache, limit_B, search))
+    run = jax.jit(lambda cache, limit_B: beam_search(step_of(rows), cache, limit_B, search))
     ids_BNT, score_BN = run(jnp.zeros((len(rows), beam_size, T), jnp.int32), jnp.asarray(limits))
     assert ids_BNT.shape == (len(rows), n_best, T)
     return [
@@ -205,7 +212,7 @@ def test_a_search_ends_as_soon_as_no_live_hypothesis_can_overtake():
 def test_a_search_in_two_parts_is_one_search():
     search = beam.Search(beam_size=3, n_best=2, alpha=0.6, penalty="wu", max_length=T, end=END)
     step, cache, limit_B = step_of([3, 5]), jnp.zeros((2, 3, T), jnp.int32), jnp.array([T, T - 1])
-    ids_BNT, score_BN = beam.beam_search(step, cache, limit_B, search)
+    ids_BNT, score_BN = beam_search(step, cache, limit_B, search)
     half = beam.run(step, beam.start(cache, limit_B, search), limit_B, search, until=2)
     assert int(half.index) == 2 and not np.array_equal(half.done_BNT, ids_BNT)
     whole = beam.run(step, half, limit_B, search, until=T)
@@ -224,7 +231,7 @@ def test_texts_that_were_cut_at_their_limit_come_after_all_that_ended():
 
 def test_where_there_are_fewer_texts_than_wanted_the_rest_is_padding_with_no_score():
     search = beam.Search(beam_size=ALL, n_best=7, alpha=0.6, penalty="wu", max_length=T, end=END)
-    ids, score = beam.beam_search(step_of([0, 0]), jnp.zeros((2, ALL, T), jnp.int32), jnp.array([1, 0]), search)
+    ids, score = beam_search(step_of([0, 0]), jnp.zeros((2, ALL, T), jnp.int32), jnp.array([1, 0]), search)
     assert np.isfinite(score).sum(axis=1).tolist() == [4, 0]
     assert not ids[0, 4:].any() and not ids[1].any()
 
@@ -232,7 +239,7 @@ def test_where_there_are_fewer_texts_than_wanted_the_rest_is_padding_with_no_sco
 def test_where_nothing_may_follow_the_search_ends_without_a_text():
     step = lambda state: (jnp.full((*state.log_prob_BW.shape, V), -jnp.inf), state.cache)  # noqa: E731
     search = beam.Search(beam_size=3, n_best=2, alpha=0.6, penalty="wu", max_length=T, end=END)
-    ids, score = beam.beam_search(step, (), jnp.array([T]), search)
+    ids, score = beam_search(step, (), jnp.array([T]), search)
     assert not ids.any() and (score == -jnp.inf).all()
 
 
@@ -250,13 +257,13 @@ def test_a_search_that_could_not_stop_or_not_hold_its_texts_is_refused(wrong, sa
     right = {"beam_size": 3, "n_best": 2, "alpha": 0.6, "penalty": "wu", "max_length": T, "end": END}
     search = beam.Search(**{**right, **wrong})
     with pytest.raises(ValueError) as caught:
-        beam.beam_search(step_of([0]), jnp.zeros((1, 3, T), jnp.int32), jnp.array([T]), search)
+        beam_search(step_of([0]), jnp.zeros((1, 3, T), jnp.int32), jnp.array([T]), search)
     assert str(caught.value).startswith(says)
 
 
 def test_the_penalty_is_one_for_one_token_and_grows_with_the_power_alpha():
     def of(length, alpha, kind="wu"):
-        return beam.length_penalty(length, beam.Search(4, 1, alpha=alpha, penalty=kind, max_length=T, end=END))
+        return length_penalty(length, alpha=alpha, kind=kind)
 
     assert of(1, 0.6) == 1 and of(7, 0.0) == 1
     assert of(7, 1.0) == 2 and of(7, 0.6) == pytest.approx(2**0.6)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_lite.data import builders, cldr, languages, text_files
-from flaxformer_lite.data.own_text import OwnText
+from flaxformer_lite.data.cldr import languages, phrase_families
+from flaxformer_lite.data.sources import builders, text_files
+from flaxformer_lite.data.sources.own_text import OwnText
 
 # sha256 of the lines "split kind source target" of en-de in their order, for each version there has been.
 DIGESTS = {
@@ -31,8 +32,9 @@ LANGUAGE_DIGESTS = {
 # For processes of their own: a corpus of 20 held-out and 40 training examples.
 SMALL = """
 import functools, os, signal, sys
-from flaxformer_lite.data import builders, cldr
-cldr.phrases = functools.partial(cldr.phrases, per_kind=8)
+from flaxformer_lite.data.cldr import phrase_families
+from flaxformer_lite.data.sources import builders
+phrase_families.phrases = functools.partial(phrase_families.phrases, per_kind=8)
 builders.HELD_OUT = 20
 builders.OF_A_LANGUAGE = {"validation": 1, "train": 2}
 builder = builders.cldr_translate("en-de", data_dir=sys.argv[1])
@@ -57,7 +59,7 @@ def language_corpus():
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(cldr, "phrases", functools.partial(cldr.phrases, per_kind=8))
+    monkeypatch.setattr(phrase_families, "phrases", functools.partial(phrase_families.phrases, per_kind=8))
     monkeypatch.setattr(builders, "HELD_OUT", 20)
 
 
@@ -111,7 +113,7 @@ def test_no_source_phrase_is_in_two_splits_nor_twice_in_one(corpus):
 def test_every_kind_is_in_every_split_in_equal_parts(corpus):
     for examples in corpus.values():
         counts = Counter(kind for kind, _, _ in examples)
-        assert counts == dict.fromkeys(cldr.KINDS, len(examples) // len(cldr.KINDS))
+        assert counts == dict.fromkeys(phrase_families.KINDS, len(examples) // len(phrase_families.KINDS))
         assert min(counts.values()) >= 150
 
 
@@ -127,7 +129,7 @@ def assert_frozen(corpus, version, digests):
 
 
 def test_the_corpus_is_the_one_that_its_version_names(corpus):
-    assert_frozen(corpus, cldr.VERSION, DIGESTS)
+    assert_frozen(corpus, phrase_families.VERSION, DIGESTS)
 
 
 def test_the_corpus_of_languages_is_the_one_that_its_version_names(language_corpus):
@@ -158,7 +160,7 @@ def test_the_dataset_of_languages_is_known_to_tfds_and_its_labels_are_the_locale
 def test_the_phrases_of_a_split_are_those_of_the_generator_in_its_order(small, tmp_path):
     builder = builders.cldr_translate("sv-fi", data_dir=tmp_path)
     builders.prepare(builder)
-    phrases = [tuple(phrase) for phrase in cldr.phrases("sv", "fi")]
+    phrases = [tuple(phrase) for phrase in phrase_families.phrases("sv", "fi")]
     assert read(builder, "validation") + read(builder, "test") + read(builder, "train") == phrases
     assert len(phrases) == 80
 
@@ -222,7 +224,7 @@ def test_a_prepared_dataset_is_read_without_a_lock_or_a_write(small, tmp_path):
     early, late = (builders.cldr_translate("en-de", data_dir=tmp_path) for _ in range(2))
     builders.prepare(early)
     (lock,) = tmp_path.glob(".*.lock")
-    assert lock.name == f".cldr_translate.en-de.{cldr.VERSION}.lock"
+    assert lock.name == f".cldr_translate.en-de.{phrase_families.VERSION}.lock"
     lock.unlink()
     builders.prepare(late)  # it was made before the data was there
     assert late.info.splits["train"].num_examples == 40
@@ -241,7 +243,7 @@ def test_a_full_disk_is_reported_with_its_folder(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(builders, "_generate", no_space)
-    with pytest.raises(ValueError, match=rf"en-de/{cldr.VERSION} to {tmp_path} \(No space left on device\)"):
+    with pytest.raises(ValueError, match=rf"en-de/{phrase_families.VERSION} to {tmp_path} \(No space left on device\)"):
         builders.prepare(builders.cldr_translate("en-de", data_dir=tmp_path))
 
 
@@ -268,7 +270,7 @@ def test_the_default_pair_is_english_to_german_and_known_to_tfds(tmp_path):
 # Text of one's own.
 
 OWN = """
-from flaxformer_lite.data.own_text import OwnText
+from flaxformer_lite.data.sources.own_text import OwnText
 kind, files, labels = "parallel_text", {"train": ("a.en", "a.de")}, None
 builder, _ = builders.own_texts(OwnText(kind, files, (), labels, 100, "refuse"), sys.argv[1])
 """

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from babel import Locale
 
-from flaxformer_lite.data import cldr
+from flaxformer_lite.data.cldr import phrase_families
 
 DAYS = "Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag".split()
 MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
@@ -19,7 +19,7 @@ MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober Nove
 
 @pytest.fixture(scope="module")
 def en_de():
-    return cldr.phrases("en", "de", per_kind=331)
+    return phrase_families.phrases("en", "de", per_kind=331)
 
 
 def of_kind(phrases, kind):
@@ -38,14 +38,16 @@ def digits(text):
 def render(kind, value, styles, pick):
     """Source and target of `value` in style number `pick` of the first family of a kind, from English to German."""
     locales = Locale("en"), Locale("de")
-    return cldr._render(value, cldr.KINDS[kind](*locales)[0][1][:styles], pick, *locales)
+    return phrase_families._render(value, phrase_families.KINDS[kind](*locales)[0][1][:styles], pick, *locales)
 
 
 def test_every_slice_of_the_phrases_holds_all_kinds_alike(en_de):
-    assert len(en_de) == 331 * len(cldr.KINDS)
+    assert len(en_de) == 331 * len(phrase_families.KINDS)
     for start in (0, 7, 1301):
         window = en_de[start : start + 50]
-        assert Counter(phrase.kind for phrase in window) == dict.fromkeys(cldr.KINDS, 50 // len(cldr.KINDS))
+        assert Counter(phrase.kind for phrase in window) == dict.fromkeys(
+            phrase_families.KINDS, 50 // len(phrase_families.KINDS)
+        )
 
 
 def test_no_source_comes_twice(en_de):
@@ -53,8 +55,8 @@ def test_no_source_comes_twice(en_de):
 
 
 def test_a_source_that_two_kinds_could_hold_stays_with_the_first(monkeypatch):
-    monkeypatch.setattr(cldr, "KINDS", {"vowel": letters("aeiou"), "letter": letters("aeioubcdfg")})
-    phrases = cldr.phrases("en", "de", per_kind=5)
+    monkeypatch.setattr(phrase_families, "KINDS", {"vowel": letters("aeiou"), "letter": letters("aeioubcdfg")})
+    phrases = phrase_families.phrases("en", "de", per_kind=5)
     assert "".join(sorted(source for source, _ in of_kind(phrases, "vowel"))) == "aeiou"
     assert "".join(sorted(source for source, _ in of_kind(phrases, "letter"))) == "bcdfg"
 
@@ -62,8 +64,8 @@ def test_a_source_that_two_kinds_could_hold_stays_with_the_first(monkeypatch):
 def test_what_is_rare_in_a_kind_stands_anywhere_in_it(monkeypatch):
     common = [chr(code) for code in range(0x4E00, 0x5E00)]
     families = letters("abcdefghijk")(None, None) + letters(common)(None, None)
-    monkeypatch.setattr(cldr, "KINDS", {"letter": lambda source, target: families})
-    sources = [phrase.source for phrase in cldr.phrases("en", "de", per_kind=401)]
+    monkeypatch.setattr(phrase_families, "KINDS", {"letter": lambda source, target: families})
+    sources = [phrase.source for phrase in phrase_families.phrases("en", "de", per_kind=401)]
     rare = [place for place, source in enumerate(sources) if source in "abcdefghijk"]
     assert len(rare) == 11
     assert max(rare) > 200  # all were drawn among the first 60 or so
@@ -118,7 +120,7 @@ def test_a_date_that_is_both_long_and_medium_takes_the_long_target():
 def test_a_language_that_is_called_like_a_country_is_left_out():
     locale = Locale("en")
     assert locale.languages["na"] == locale.territories["NR"] == "Nauru"
-    ((draw, _),) = cldr.languages(locale, Locale("de"))
+    ((draw, _),) = phrase_families.languages(locale, Locale("de"))
     rng = random.Random(0)
     drawn = {code for _ in range(3001) for code in draw(rng)}
     assert "na" not in drawn
@@ -128,17 +130,17 @@ def test_a_language_that_is_called_like_a_country_is_left_out():
 def test_lists_are_drawn_from_more_than_200_names_and_measures_from_more_than_40_units():
     rng, locales = random.Random(1), (Locale("en"), Locale("de"))
     for kind, least in (("countries", 200), ("languages", 200)):
-        ((draw, _),) = cldr.KINDS[kind](*locales)
+        ((draw, _),) = phrase_families.KINDS[kind](*locales)
         drawn = [draw(rng) for _ in range(3001)]
         assert len({code for codes in drawn for code in codes}) > least
         assert {len(codes) for codes in drawn} == {1, 2, 3}
-    ((draw, _),) = cldr.measures(*locales)
+    ((draw, _),) = phrase_families.measures(*locales)
     assert len({draw(rng)[0] for _ in range(3001)}) > 40
 
 
 def test_a_union_of_countries_is_not_among_the_countries():
     locale, rng = Locale("en"), random.Random(2)
-    ((draw, _),) = cldr.countries(locale, Locale("de"))
+    ((draw, _),) = phrase_families.countries(locale, Locale("de"))
     drawn = {locale.territories[code] for _ in range(3001) for code in draw(rng)}
     assert {"Europe", "European Union", "Eurozone", "United Nations", "Unknown Region"}.isdisjoint(drawn)
     assert {"Germany", "Åland Islands"} <= drawn
@@ -148,46 +150,46 @@ def test_the_currencies_are_those_of_a_fixed_day(monkeypatch):
     def name(code):
         return Locale("en").currencies[code]
 
-    assert "DEM" not in cldr._currencies(Locale("en"), Locale("de"), name)
-    monkeypatch.setattr(cldr, "LIVE_CURRENCIES", datetime.date(1990, 1, 1))
-    assert "DEM" in cldr._currencies(Locale("en"), Locale("de"), name)
+    assert "DEM" not in phrase_families._currencies(Locale("en"), Locale("de"), name)
+    monkeypatch.setattr(phrase_families, "LIVE_CURRENCIES", datetime.date(1990, 1, 1))
+    assert "DEM" in phrase_families._currencies(Locale("en"), Locale("de"), name)
 
 
 def test_a_currency_whose_symbol_stands_for_another_one_too_is_left_out():
     names = {"USD": "$", "CAD": "$", "EUR": "€"}
-    assert cldr._unambiguous(names, names.get) == ["USD", "EUR"]
+    assert phrase_families._unambiguous(names, names.get) == ["USD", "EUR"]
 
 
 @pytest.mark.parametrize("pair", ["de-en", "sv-fi", "fr-ja", "pt_BR-zh_Hant", "ar-he", "ru-hi", "th-ko"])
 def test_other_pairs_of_locales_have_every_kind(pair):
-    phrases = cldr.phrases(*pair.split("-"), per_kind=23)
-    assert {phrase.kind for phrase in phrases} == set(cldr.KINDS)
-    assert len({phrase.source for phrase in phrases}) == 23 * len(cldr.KINDS)
+    phrases = phrase_families.phrases(*pair.split("-"), per_kind=23)
+    assert {phrase.kind for phrase in phrases} == set(phrase_families.KINDS)
+    assert len({phrase.source for phrase in phrases}) == 23 * len(phrase_families.KINDS)
 
 
 def test_a_kind_that_a_locale_has_no_data_for_is_left_out():
-    missing = set(cldr.KINDS) - {phrase.kind for phrase in cldr.phrases("en", "mgo", per_kind=23)}
+    missing = set(phrase_families.KINDS) - {phrase.kind for phrase in phrase_families.phrases("en", "mgo", per_kind=23)}
     assert missing - {"measure"} == {"countries", "languages"}  # older versions of the CLDR have no units there either
 
 
 def test_a_kind_that_cannot_fill_its_number_is_left_out_whole(monkeypatch):
-    kinds = {"letter": letters("abc"), "date": cldr.dates, "number": cldr.numbers}
-    monkeypatch.setattr(cldr, "KINDS", kinds)
-    assert {phrase.kind for phrase in cldr.phrases("en", "de", per_kind=3)} == set(kinds)
-    assert {phrase.kind for phrase in cldr.phrases("en", "de", per_kind=5)} == {"date", "number"}
+    kinds = {"letter": letters("abc"), "date": phrase_families.dates, "number": phrase_families.numbers}
+    monkeypatch.setattr(phrase_families, "KINDS", kinds)
+    assert {phrase.kind for phrase in phrase_families.phrases("en", "de", per_kind=3)} == set(kinds)
+    assert {phrase.kind for phrase in phrase_families.phrases("en", "de", per_kind=5)} == {"date", "number"}
 
 
 def test_a_style_without_data_is_left_out_and_its_family_goes_on():
     styles = [lambda value, locale: {"ja": str(value)}[locale.language], lambda value, locale: str(value)]
-    assert cldr._usable(cldr._draw_compact, styles, Locale("ja"), Locale("ko")) == styles[1:]
-    assert cldr._usable(cldr._draw_compact, styles, Locale("ja")) == styles
+    assert phrase_families._usable(phrase_families._draw_compact, styles, Locale("ja"), Locale("ko")) == styles[1:]
+    assert phrase_families._usable(phrase_families._draw_compact, styles, Locale("ja")) == styles
 
 
 def test_two_locales_that_share_too_little_are_refused_with_what_they_share(monkeypatch):
     names = "date", "time", "money", "money_in_words", "countries", "languages"  # 'ann' has none of the last four
-    monkeypatch.setattr(cldr, "KINDS", {name: cldr.KINDS[name] for name in names})
+    monkeypatch.setattr(phrase_families, "KINDS", {name: phrase_families.KINDS[name] for name in names})
     with pytest.raises(ValueError, match="of 'en' and 'ann' the CLDR has enough for date, time"):
-        cldr.phrases("en", "ann", per_kind=23)
+        phrase_families.phrases("en", "ann", per_kind=23)
 
 
 @pytest.mark.parametrize(
@@ -195,19 +197,19 @@ def test_two_locales_that_share_too_little_are_refused_with_what_they_share(monk
 )
 def test_an_unknown_locale_is_refused_with_the_nearest_names(name, nearest):
     with pytest.raises(ValueError, match=f"Unknown locale '{name}'.*nearest is .*({nearest})"):
-        cldr.phrases(name, "de", per_kind=1)
+        phrase_families.phrases(name, "de", per_kind=1)
 
 
 def test_a_locale_is_not_translated_into_itself():
     with pytest.raises(ValueError, match="two different locales, got 'de' twice"):
-        cldr.phrases("de", "de", per_kind=1)
+        phrase_families.phrases("de", "de", per_kind=1)
 
 
 def test_the_phrases_do_not_depend_on_the_host(en_de):
     program = (
-        "from flaxformer_lite.data import cldr\n"
+        "from flaxformer_lite.data.cldr import phrase_families\n"
         "import sys; sys.stdout.reconfigure(encoding='utf-8')\n"
-        "print(*cldr.phrases('en', 'de', per_kind=331), sep='\\n')"
+        "print(*phrase_families.phrases('en', 'de', per_kind=331), sep='\\n')"
     )
     host = {"PYTHONHASHSEED": "97", "TZ": "Pacific/Apia", "LC_ALL": "de_DE.UTF-8", "LANGUAGE": "fr"}
     result = subprocess.run(
@@ -217,15 +219,15 @@ def test_the_phrases_do_not_depend_on_the_host(en_de):
 
 
 def test_another_version_draws_other_phrases(monkeypatch):
-    first = {phrase.source for phrase in cldr.phrases("en", "de", per_kind=97)}
-    assert {phrase.source for phrase in cldr.phrases("en", "de", per_kind=97)} == first
-    monkeypatch.setattr(cldr, "VERSION", f"{cldr.CORPUS + 1}.47.0")
-    second = {phrase.source for phrase in cldr.phrases("en", "de", per_kind=97)}
+    first = {phrase.source for phrase in phrase_families.phrases("en", "de", per_kind=97)}
+    assert {phrase.source for phrase in phrase_families.phrases("en", "de", per_kind=97)} == first
+    monkeypatch.setattr(phrase_families, "VERSION", f"{phrase_families.CORPUS + 1}.47.0")
+    second = {phrase.source for phrase in phrase_families.phrases("en", "de", per_kind=97)}
     assert len(first & second) < 0.1 * len(first)
 
 
 def test_the_version_holds_the_corpus_number_and_the_version_of_the_cldr():
-    corpus, *rest = cldr.VERSION.split(".")
-    assert int(corpus) == cldr.CORPUS
-    assert ".".join(rest).startswith(cldr.get_cldr_version())
+    corpus, *rest = phrase_families.VERSION.split(".")
+    assert int(corpus) == phrase_families.CORPUS
+    assert ".".join(rest).startswith(phrase_families.get_cldr_version())
     assert len(rest) == 2

@@ -12,18 +12,11 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from flaxformer_lite import command_line
-from flaxformer_lite.command_line import (
-    check_output,
-    find_config,
-    load_config,
-    override,
-    parse,
-    read_lines,
-    split_overrides,
-    write_lines,
-)
+from flaxformer_lite.cli import parser
+from flaxformer_lite.cli.parser import parse, split_overrides
 from flaxformer_lite.config import Config, default_config, differences, resolve
+from flaxformer_lite.config_files import find_config, load_config, override
+from flaxformer_lite.lines.whole_files import check_output, read_lines, write_lines
 
 CONFIG_FILE = """from flaxformer_lite.config import default_config
 
@@ -352,7 +345,7 @@ def test_an_output_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_pat
 
 @pytest.mark.parametrize(("closed", "code"), [(True, 0), (False, 1)], ids=["nobody reads", "full"])
 def test_what_cannot_be_written_at_the_end_is_told_in_one_line_unless_nobody_reads_it(closed, code):
-    script = "from flaxformer_lite import command_line; print('a line'); command_line.exit_now(0)"
+    script = "from flaxformer_lite.cli import parser; print('a line'); parser.exit_now(0)"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
@@ -383,7 +376,7 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
 
 def test_failing_is_one_line_on_standard_error_and_exit_code_2(capsys):
     with pytest.raises(SystemExit) as caught:
-        command_line.fail("what was wrong")
+        parser.fail("what was wrong")
     assert caught.value.code == 2
     assert capsys.readouterr() == ("", "error: what was wrong\n")
 
@@ -391,10 +384,10 @@ def test_failing_is_one_line_on_standard_error_and_exit_code_2(capsys):
 def test_ending_at_once_waits_for_no_thread_and_loses_no_output():
     lines = [
         "import threading, time",
-        "from flaxformer_lite import command_line",
+        "from flaxformer_lite.cli import parser",
         "threading.Thread(target=time.sleep, args=(600,)).start()",
         "print('said', end='')",
-        "command_line.exit_now(3)",
+        "parser.exit_now(3)",
     ]
     ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (3, "said")

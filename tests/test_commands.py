@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from flaxformer_lite import config as config_lib
-from flaxformer_lite.command_line import find_config, load_config
-from flaxformer_lite.commands import (
+from flaxformer_lite.cli.run_flags import (
     PLOTS,
     parse_classify,
     parse_evaluate,
     parse_generate,
     parse_plot,
     parse_score,
-    parse_train,
     parse_translate,
 )
+from flaxformer_lite.cli.train_flags import parse_train
 from flaxformer_lite.config import DecodeConfig, differences, resolve
-from flaxformer_lite.data.line_windows import WINDOW
-from flaxformer_lite.line_job import LineJob
+from flaxformer_lite.config_files import find_config, load_config
+from flaxformer_lite.lines.line_job import LineJob
+from flaxformer_lite.lines.line_windows import WINDOW
 
 CONFIG_FILE = """from flaxformer_lite.config import default_config
 

@@ -1,4 +1,4 @@
-"""Programs compiled for TPUs and GPUs by their own compilers, which need no TPU and no GPU.
+"""CompiledSteps compiled for TPUs and GPUs by their own compilers, which need no TPU and no GPU.
 
 `.ci/run` installs the compilers and runs these tests: `pytest -m compilers`. Without a compiler its tests are skipped.
 """
@@ -13,11 +13,11 @@ import runs
 from jax.experimental.compilation_cache import compilation_cache
 
 from flaxformer_lite.config import Config, resolve, with_vocabulary
-from flaxformer_lite.data import batch_shapes
-from flaxformer_lite.model import transformer
+from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.model import parameters, transformer
+from flaxformer_lite.system.accelerators import ACCELERATORS
 from flaxformer_lite.training import hlo, parallel, plan, topology
 from flaxformer_lite.training import step as step_lib
-from flaxformer_lite.training.accelerators import ACCELERATORS
 
 pytestmark = pytest.mark.compilers
 VOCABULARY, ROWS, LENGTH = 512, 16, 256
@@ -75,8 +75,8 @@ def step_of(name: str, count: int, changes: dict[str, object]) -> tuple[plan.Pla
     return planned, found, config
 
 
-def parameters(config: Config) -> int:
-    shapes = step_lib.param_shapes(transformer.build_model(with_vocabulary(config, VOCABULARY).model))
+def parameter_count(config: Config) -> int:
+    shapes = parameters.shapes(transformer.build_model(with_vocabulary(config, VOCABULARY).model))
     return sum(x.size for x in jax.tree.leaves(shapes))
 
 
@@ -110,7 +110,7 @@ def test_copies_of_a_model_sum_each_gradient_once_in_float32_and_attend_by_a_ker
     assert planned.program.kernels.get(KERNEL[name], 0) >= 3  # forward, and backward of queries, of keys and values
     assert {each.kind for each in planned.sent} == {"all-reduce"}
     assert {each.dtype for each in planned.sent} == {"f32"}
-    gradients = 2 * 7 / 8 * 4 * parameters(config)
+    gradients = 2 * 7 / 8 * 4 * parameter_count(config)
     assert gradients <= sum(planned.sent.values()) < 1.01 * gradients  # and the metrics
 
 
@@ -144,7 +144,7 @@ def test_state_and_evaluation_compile(name):
     model = transformer.build_model(config.model)
     options = {"model": model, "axis_name": mode.axis_name, "row_shards": mode.row_shards}
     step, batch = functools.partial(step_lib.eval_step, **options), batch_shapes.struct(config, ROWS, LENGTH)
-    program = hlo.read(mode.compile(step, step_lib.param_shapes(model), batch, donate=False).as_text(), 8)
+    program = hlo.read(mode.compile(step, parameters.shapes(model), batch, donate=False).as_text(), 8)
     assert program.kernels.get(KERNEL[name]) == 3 and sum(program.sent.values()) < 100
 
 
@@ -163,7 +163,7 @@ def test_decoding_compiles_and_devices_that_do_not_share_a_model_send_nothing(na
     config = config_of(changes | {"parallel.tensor": tensor})
     found = target(name, 4, config, decode=True)
     planned = plan.decoding(config, found)
-    assert parameters(config) * 4 / tensor < planned.memory.total < ACCELERATORS[name].memory / 100
+    assert parameter_count(config) * 4 / tensor < planned.memory.total < ACCELERATORS[name].memory / 100
     assert bool(planned.sent) == (tensor > 1)
     text = plan.table([planned], found, decode=True)
     assert ("a step" in text) == (name != "h100" and changes["decode.method"] != "mask_predict")
@@ -177,7 +177,7 @@ def test_slices_exchange_gradients_over_the_network_between_them(name):
     (planned,) = plan.plan(config, found)
     between = sum(size for each, size in planned.sent.items() if each.groups == ((0, 4), (1, 5), (2, 6), (3, 7)))
     assert planned.beyond(found.accelerator) == between
-    part = 2 * 1 / 2 * 4 * parameters(config) / 4
+    part = 2 * 1 / 2 * 4 * parameter_count(config) / 4
     assert part <= between < 4.1 * part  # small gradients are not split over the slice first
 
 

@@ -12,8 +12,8 @@ import jax
 import pytest
 from ml_collections import config_dict
 
-from flaxformer_lite import command_line
 from flaxformer_lite import config as config_lib
+from flaxformer_lite import config_files
 from flaxformer_lite.config import (
     MAY_DIFFER_ON_RESUME,
     Config,
@@ -26,8 +26,8 @@ from flaxformer_lite.config import (
     with_classes,
     with_vocabulary,
 )
+from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
-from flaxformer_lite.training.step import param_shapes
 
 SECTIONS = typing.get_type_hints(Config)
 FIELDS = [(section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)]
@@ -574,7 +574,7 @@ def test_sections_and_fields_cannot_be_changed_in_place():
 
 
 def shipped():
-    return sorted(command_line.shipped_configs().items())
+    return sorted(config_files.shipped_configs().items())
 
 
 def fields_set(source):
@@ -596,7 +596,7 @@ def test_the_default_and_the_smoke_config_are_shipped():
 
 @pytest.mark.parametrize(("name", "file"), shipped())
 def test_a_shipped_config_resolves_and_its_model_can_be_built(name, file):
-    user_config = command_line.load_config(file)
+    user_config = config_files.load_config(file)
     assert isinstance(user_config, config_dict.ConfigDict)
     config = resolve(user_config)
     if config.model.architecture == "encoder_classifier":
@@ -608,7 +608,7 @@ def test_a_shipped_config_resolves_and_its_model_can_be_built(name, file):
 @pytest.mark.parametrize(("name", "file"), shipped())
 def test_a_shipped_config_sets_only_what_differs_from_the_defaults_and_each_thing_once(name, file):
     changed = [
-        tuple(field.split(".")) for field, _, _ in differences(Config(), resolve(command_line.load_config(file)))
+        tuple(field.split(".")) for field, _, _ in differences(Config(), resolve(config_files.load_config(file)))
     ]
     assert sorted(fields_set(file.read_text(encoding="utf-8"))) == sorted(changed)
 

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import default_config, resolve
-from flaxformer_lite.data import builders, cldr, languages, pipeline, tokenizer
-from flaxformer_lite.data.datasets import Dataset
-from flaxformer_lite.data.examples import Examples
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.cldr import languages, phrase_families
+from flaxformer_lite.data.sources import builders
+from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.data.sources.examples import Examples
+from flaxformer_lite.data.tokens import tokenizer
 
 # Small copies of TFDS datasets: the same names, versions, features and folders, written by a process of its own, since
 # TFDS registers a name once. TFDS says on standard output what it does.
@@ -98,7 +101,7 @@ class WithoutTensorFlow(importlib.machinery.PathFinder):
 
 found_by = importlib.machinery.PathFinder
 sys.meta_path = [WithoutTensorFlow if finder is found_by else finder for finder in sys.meta_path]
-from flaxformer_lite.data.datasets import Dataset
+from flaxformer_lite.data.sources.datasets import Dataset
 
 for name, split, options in json.loads(sys.argv[1]):
     dataset = Dataset(name, **options)
@@ -442,13 +445,13 @@ def test_labels_are_int32_and_only_of_a_classifier(copies):
 )
 def test_the_kind_of_a_phrase_is_known_and_not_part_of_its_text(name, options, pattern, monkeypatch, tmp_path):
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(cldr, "phrases", functools.partial(cldr.phrases, per_kind=8))
+    monkeypatch.setattr(phrase_families, "phrases", functools.partial(phrase_families.phrases, per_kind=8))
     monkeypatch.setattr(builders, "HELD_OUT", 20)
     monkeypatch.setattr(builders, "OF_A_LANGUAGE", {"train": 1})
     dataset = Dataset(name, **options)
     dataset.prepare()
     examples = dataset.read("train")
-    assert set(examples.kind) == set(cldr.KINDS if name.startswith("cldr_translate") else languages.KINDS)
+    assert set(examples.kind) == set(phrase_families.KINDS if name.startswith("cldr_translate") else languages.KINDS)
     assert all(re.fullmatch(pattern, text) for text in examples.texts())
 
 

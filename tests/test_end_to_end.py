@@ -17,14 +17,17 @@ import optax
 import pytest
 import runs
 
-from flaxformer_lite import __main__, classify, generate, runtime, trained, translate
+from flaxformer_lite import classify, generate, trained, translate
 from flaxformer_lite import evaluate as evaluate_module
-from flaxformer_lite.commands import PLOTS
+from flaxformer_lite.cli import commands
+from flaxformer_lite.cli.run_flags import PLOTS
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.datasets import Dataset
-from flaxformer_lite.model import transformer
-from flaxformer_lite.training import metrics, parallel, report
+from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.model import parameters, transformer
+from flaxformer_lite.system import runtime
+from flaxformer_lite.training import metrics, parallel, run_report
+from flaxformer_lite.training import state as state_lib
 from flaxformer_lite.training import step as step_lib
 
 STEPS = runs.SMALL["train.num_steps"]
@@ -50,11 +53,11 @@ def half_finished_run(finished_run: Path, tmp_path_factory: pytest.TempPathFacto
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Callable[..., str]:
     """Runs a command in this process and returns what it prints."""
     monkeypatch.setattr(runtime, "start", lambda: None)  # a process of its own would; here it would change the tests'
-    monkeypatch.setattr(__main__, "exit_now", sys.exit)  # the real one ends the process without a word to Python
+    monkeypatch.setattr(commands, "exit_now", sys.exit)  # the real one ends the process without a word to Python
 
     def run(*arguments: str) -> str:
         with pytest.raises(SystemExit) as ended:
-            __main__.main(list(arguments))
+            commands.main(list(arguments))
         out, err = capfd.readouterr()
         assert ended.value.code == 0, err
         return out
@@ -159,7 +162,7 @@ def test_evaluate_prints_the_runs_own_test_line_by_kind_and_with_the_signature(f
     assert values.keys() == records[-1].keys() - {"step", "seconds", "split"}
     for name, value in values.items():
         assert value == pytest.approx(records[-1][name], rel=1e-5), name
-    assert report.table(values) in process.stdout
+    assert run_report.table(values) in process.stdout
     # It writes what training has written at its end; only the loss is that of more devices.
     name = f"test.step{best_step(finished_run)}.greedy"
     paths = [tmp_path / f"{name}.hypotheses.txt", tmp_path / f"{name}.scores.json"]
@@ -184,7 +187,7 @@ def test_score_gives_what_training_has_kept_the_scores_it_logged(finished_run, r
     files = [f"--hypotheses={kept}", f"--references={reference}"]
     names = ("exact_match", "bleu", "chrf")
     printed = command("score", *files)
-    assert report.table({name: records[-1][name] for name in names}) in printed
+    assert run_report.table({name: records[-1][name] for name in names}) in printed
     assert "bleu: sacreBLEU signature nrefs:1|" in printed and "chrf: sacreBLEU signature nrefs:1|" in printed
     both = command("score", f"--hypotheses={kept}", f"--references={reference},{other}")
     assert both.splitlines()[1].split() == ["exact_match", "100.00", "%"] and "nrefs:2|" in both
@@ -215,7 +218,7 @@ def test_runs_that_decide_together_translate_and_are_measured_as_one(finished_ru
     printed = command("evaluate", *words, f"--output={tmp_path / 'scores'}")
     title = f"{finished_run}, test split, step {best_step(finished_run)}; together with {other}, step 24\n"
     values = evaluate_module.evaluate(finished_run, "test", ensemble=[other]).values
-    assert printed.startswith(title + report.table(values))
+    assert printed.startswith(title + run_report.table(values))
     alone = [evaluate_module.evaluate(run, "test").values["loss"] for run in (finished_run, other)]
     assert values["loss"] < max(alone) and values["loss"] not in alone
     (scores,) = (tmp_path / "scores").glob(f"test.step{best_step(finished_run)}-ensemble2-*.greedy.scores.json")
@@ -260,7 +263,7 @@ def test_evaluate_decodes_as_it_is_told_and_says_so(finished_run, finished_class
     (scores,) = tmp_path.glob("*.beam-beam_size=2.scores.json")
     assert json.loads(scores.read_text())["sentences"] == 24
     with pytest.raises(SystemExit) as ended:
-        __main__.main(["evaluate", f"--workdir={finished_classifier}", "--method=beam"])
+        commands.main(["evaluate", f"--workdir={finished_classifier}", "--method=beam"])
     assert ended.value.code == 2 and "--method: goes with translations" in capfd.readouterr().err
 
 
@@ -385,7 +388,7 @@ def test_evaluating_a_classifier_prints_its_test_line_and_its_mistakes(finished_
     printed = command("evaluate", f"--workdir={finished_classifier}")
     measured = evaluate_module.evaluate(finished_classifier, "test")
     title = f"{finished_classifier}, test split, step {best_step(finished_classifier)}"
-    assert printed == f"{title}\n{report.table(measured.values)}\n{measured.note}\n"
+    assert printed == f"{title}\n{run_report.table(measured.values)}\n{measured.note}\n"
     (logged,) = runs.lines_of(finished_classifier, "test")
     assert measured.values == pytest.approx({name: logged[name] for name in ("loss", "accuracy")}, rel=1e-5)
     assert (finished_classifier / "samples" / "test.txt").read_text(encoding="utf-8") == measured.note
@@ -434,7 +437,7 @@ def test_evaluating_a_language_model_prints_its_test_line(finished_language_mode
     printed = command("evaluate", f"--workdir={finished_language_model}")
     values = evaluate_module.evaluate(finished_language_model, "test").values
     title = f"{finished_language_model}, test split, average of steps 24, 48, moving averages"
-    assert printed == f"{title}\n{report.table(values)}\n"
+    assert printed == f"{title}\n{run_report.table(values)}\n"
     (logged,) = runs.lines_of(finished_language_model, "test")
     assert values == pytest.approx({name: logged[name] for name in values}, rel=1e-5)
 
@@ -611,8 +614,8 @@ def test_every_position_scheme_learns_in_every_shape(architecture, position):
     )  # fmt: skip
     model, optimizer, rng = transformer.build_model(config), optax.sgd(0.1), np.random.default_rng(0)
     draw = lambda leaf: np.float32(0.3 * rng.normal(size=leaf.shape))  # noqa: E731
-    params = jax.tree.map(draw, step_lib.param_shapes(model))
-    state = step_lib.TrainState(0, params, optimizer.init(params), jax.random.key_data(jax.random.key(0)))
+    params = jax.tree.map(draw, parameters.shapes(model))
+    state = state_lib.TrainState(0, params, optimizer.init(params), jax.random.key_data(jax.random.key(0)))
     update = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, label_smoothing=0.0)
     run_step, batch, losses = jax.jit(update), batch_for(architecture), []
     for _ in range(7):

@@ -10,10 +10,11 @@ import pytest
 import runs
 
 from flaxformer_lite.config import DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD
 from flaxformer_lite.decoding.decoder import Decoder
+from flaxformer_lite.fields import BOS, EOS, PAD
+from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble, log_mean_probability
-from flaxformer_lite.training import losses, step
+from flaxformer_lite.training import losses, predictions, step
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -89,7 +90,7 @@ def test_models_of_any_sizes_give_the_mean_of_what_each_gives_alone(architecture
     members = members_of(architecture, *configs)
     model, params = ensemble_of(members)
     inputs = [ids_of(7, 3, 11, width=11)][: architecture != "decoder_lm"]
-    inputs += [step.shift_right(jnp.asarray(ids_of(5, 11, 2, width=11)))][: architecture != "encoder_classifier"]
+    inputs += [predictions.shift_right(jnp.asarray(ids_of(5, 11, 2, width=11)))][: architecture != "encoder_classifier"]
     log_prob = jax.jit(model.apply)({"params": params}, *inputs)
     assert log_prob.shape[-1] == (CLASSES if architecture == "encoder_classifier" else V)
     np.testing.assert_allclose(np.exp(log_prob), mean_probability(members, *inputs), atol=1e-5)
@@ -97,7 +98,7 @@ def test_models_of_any_sizes_give_the_mean_of_what_each_gives_alone(architecture
 
 def test_its_parameters_are_those_of_each_by_name_and_it_takes_the_length_that_all_take():
     model, params = ensemble_of(members_of("encoder_decoder", SECOND, FIRST))
-    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, step.param_shapes(model))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda x: x.shape, parameters.shapes(model))
     assert model.config == dataclasses.replace(model.configs[0], max_length=LONGEST) != model.configs[0]
 
 
@@ -159,7 +160,7 @@ def test_its_loss_is_that_of_the_mean_probability_however_many_rows_are_taken_at
         label = ids_of(5, 11, 2, 0, width=11)
         label = np.where(label == PAD, -1, label)
         target = np.where(label == -1, PAD, label)
-        inputs = (batch["source"], step.shift_right(jnp.asarray(target)))[architecture == "decoder_lm" :]
+        inputs = (batch["source"], predictions.shift_right(jnp.asarray(target)))[architecture == "decoder_lm" :]
         batch = {**batch, "target": target}
         mean = mean_probability(members, *inputs)
     likelihood = np.take_along_axis(mean, np.maximum(label, 0)[..., None], axis=-1)[..., 0]

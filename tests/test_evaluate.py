@@ -14,10 +14,10 @@ import pytest
 from flaxformer_lite import evaluate, scoring, trained
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.examples import Examples
+from flaxformer_lite.data.sources.examples import Examples
 from flaxformer_lite.model import transformer
-from flaxformer_lite.training import parallel, report
-from flaxformer_lite.training.step import param_shapes
+from flaxformer_lite.model.parameters import shapes as param_shapes
+from flaxformer_lite.training import parallel, run_report
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -140,10 +140,10 @@ def test_translations_are_scored_and_shown_and_what_the_model_cannot_take_has_an
     assert scores == measured.scores and list(measured.hypotheses) == shown
     kinds = evaluate.by_kind(shown, [PAIRS.target], PAIRS.kind)
     assert measured.values.items() >= (scores.values | kinds).items()
-    assert (measured.too_long, measured.note.splitlines()[:-1]) == (1, report.signatures(scores).splitlines())
+    assert (measured.too_long, measured.note.splitlines()[:-1]) == (1, run_report.signatures(scores).splitlines())
     told = f"sources of {LONGEST} tokens or more, too many for the model: 1 of 12; their translations are empty"
     assert measured.note.splitlines()[-1].startswith(told)
-    assert measured.samples == report.translations(PAIRS, shown)
+    assert measured.samples == run_report.translations(PAIRS, shown)
     assert measured.values["perplexity"] == pytest.approx(math.exp(measured.values["loss"]))
 
 

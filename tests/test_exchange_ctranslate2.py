@@ -11,12 +11,12 @@ import pytest
 
 from flaxformer_lite import trained
 from flaxformer_lite.config import CHOICES, Config, DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.exchange import ctranslate2_spec, to_ctranslate2
 from flaxformer_lite.exchange.exports import export
-from flaxformer_lite.model import transformer
-from flaxformer_lite.training import parallel, step
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.model import parameters, transformer
+from flaxformer_lite.training import parallel
 
 V, LONGEST, ROWS = 61, 48, 100
 SMALL = ModelConfig(
@@ -62,7 +62,7 @@ def run_of(config, decode=None, seed=0):
             return x * config.d_model**-0.5
         return 1.5 * x * (np.prod(leaf.shape[:-1]) if "'out'" in name else leaf.shape[0]) ** -0.5
 
-    params = jax.tree_util.tree_map_with_path(draw, step.param_shapes(model))
+    params = jax.tree_util.tree_map_with_path(draw, parameters.shapes(model))
     mesh = parallel.make_mesh(1, devices=jax.devices()[:1])
     whole = Config(model=config, decode=decode or DecodeConfig(method="greedy"))
     return trained.Trained(whole, Letters(), model, params, mesh, None)

@@ -1,6 +1,5 @@
 """Transformers themselves: what they compute from a folder is what we do from its import, and they read our exports."""
 
-import contextlib
 import dataclasses
 import importlib.util
 
@@ -10,11 +9,12 @@ import numpy as np
 import pytest
 
 from flaxformer_lite import trained
+from flaxformer_lite.cli import exchange_flags
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.decoder import Decoder
-from flaxformer_lite.exchange import command, requests
+from flaxformer_lite.exchange import from_marian
 from flaxformer_lite.exchange.exports import export
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 
 pytestmark = [
     pytest.mark.slow,
@@ -45,9 +45,8 @@ def pair(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("pair")
     config, _ = marian_folders.make(path / "theirs", **FOLDERS[request.param])
     assert config["vocab_size"] % 2  # an odd vocabulary
-    asked = requests.parse_import(["marian", str(path / "theirs"), f"--workdir={path / 'ours'}"])
-    with contextlib.redirect_stdout(None):
-        command.bring_in(asked)
+    asked = exchange_flags.parse_import(["marian", str(path / "theirs"), f"--workdir={path / 'ours'}"])
+    from_marian.import_run(*asked)
     model = MarianMTModel.from_pretrained(path / "theirs").eval()
     return model, MarianTokenizer.from_pretrained(path / "theirs"), trained.load(path / "ours"), path, config
 

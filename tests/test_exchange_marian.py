@@ -14,15 +14,16 @@ import runs
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from flaxformer_lite import __main__ as main
 from flaxformer_lite import evaluate, trained, translate
+from flaxformer_lite.cli import commands as main
 from flaxformer_lite.config import Config, DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, MarianTokenizer
+from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer
 from flaxformer_lite.exchange import from_marian, marian, to_huggingface
 from flaxformer_lite.exchange.exports import export
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.model import parameters
 from flaxformer_lite.model.positions import sinusoidal
-from flaxformer_lite.training import step
-from flaxformer_lite.workdir import read_config
+from flaxformer_lite.runs.workdir import read_config
 
 # Three sizes: an odd vocabulary; a matrix of embeddings for each side and one for the output; sides of different sizes.
 FOLDERS = {
@@ -831,7 +832,7 @@ def test_all_parameters_of_ours_are_somewhere_in_theirs():
     config = ModelConfig(vocab_size=31, d_model=18, num_heads=3, tie_embeddings=False, output_bias=True)
     from flaxformer_lite.model import transformer
 
-    shapes = step.param_shapes(transformer.build_model(config))
+    shapes = parameters.shapes(transformer.build_model(config))
     params = jax.tree.map(lambda x: np.random.default_rng(0).normal(size=x.shape).astype(np.float32), shapes)
     numbers = {key: list(range(31)) for key in ("source", "target")}
     theirs = marian.to_theirs(params, config, numbers, dict.fromkeys(numbers, 31))

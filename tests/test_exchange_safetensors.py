@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from flaxformer_lite import trained
-from flaxformer_lite.data.tokenizer import BOS, EOS
 from flaxformer_lite.exchange.exports import export
+from flaxformer_lite.fields import BOS, EOS
 
 INPUTS = {
     "finished_run": lambda ids: ([[*ids, EOS]], [[BOS]]),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import Config, ModelConfig, TrainConfig
+from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import flops
-from flaxformer_lite.training.step import param_shapes
 
 CONFIG = ModelConfig(
     vocab_size=23, d_model=14, num_heads=6, d_head=5, d_ff=11, num_encoder_layers=2, num_decoder_layers=1, max_length=19

@@ -13,12 +13,16 @@ import runs
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.config import DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, pad_rows
+from flaxformer_lite.data.tokens.tokenizer import pad_rows
+from flaxformer_lite.decoding.constraints import constrain
 from flaxformer_lite.decoding.decoder import Decoder, padded_length, rows_for
-from flaxformer_lite.decoding.generate import best, constrain, continuation, make_pick, translation
+from flaxformer_lite.decoding.methods import decode as decode_task
+from flaxformer_lite.decoding.methods import pick_token
+from flaxformer_lite.decoding.task import continuation, translation
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import parallel
-from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -72,7 +76,7 @@ def test_the_greedy_pick_is_the_likeliest_of_what_may_come(wanted, size):
     logits[:, [PAD, BOS, UNK]] = 99
     logits[0, 7], logits[1, EOS] = 20, 20
     ids_BT = jnp.array([[6, 7, 6, 0], [6, 7, 8, 0], [9, 9, 9, 0]])
-    tokens = jax.jit(make_pick(config, jnp.arange(3)))(jnp.asarray(logits), ids_BT, jnp.int32(3)).tolist()
+    tokens = jax.jit(pick_token(config, jnp.arange(3)))(jnp.asarray(logits), ids_BT, jnp.int32(3)).tolist()
     assert (tokens[0] == 7) == ("no_repeat_ngram" not in wanted) and (tokens[1] == EOS) == ("min_length" not in wanted)
     allowed = jax.jit(functools.partial(constrain, config))(jnp.asarray(logits), ids_BT, jnp.int32(3))
     assert tokens == allowed.argmax(axis=-1).tolist()
@@ -276,7 +280,7 @@ class Scripted:
 def scripted(script, sources, *, extra, max_length):
     config, row_B = DecodeConfig(max_extra_length=extra), jnp.arange(len(sources))
     task = translation(Scripted(script), config, {}, jnp.asarray(sources), row_B)
-    return best(task, config, capacities=(2, max_length)).tolist()
+    return decode_task(task, config, capacities=(2, max_length)).tolist()
 
 
 TASKS = [
@@ -300,7 +304,7 @@ def test_texts_do_not_depend_on_the_capacities_of_the_cache(architecture, method
 
     def decoded(*capacities):
         task = make_task(model, decode, drawn(model), inputs_BL, row_B)
-        return jax.jit(lambda: best(task, decode, capacities=capacities))().tolist()
+        return jax.jit(lambda: decode_task(task, decode, capacities=capacities))().tolist()
 
     texts = decoded(MAX_LENGTH)
     assert decoded(3, MAX_LENGTH) == decoded(1, 2, 7, MAX_LENGTH) == texts
@@ -390,7 +394,7 @@ def continued(script, prompts, *, extra, max_length, rows=None):
     row_B = jnp.arange(len(prompts)) if rows is None else jnp.asarray(rows)
     config, prompt_BP = DecodeConfig(max_extra_length=extra), jnp.asarray(prompts)
     task = continuation(Scripted(script), config, {}, prompt_BP, row_B)
-    return best(task, config, capacities=(2, max_length)).tolist()
+    return decode_task(task, config, capacities=(2, max_length)).tolist()
 
 
 def test_a_prompt_is_kept_whatever_the_model_would_have_written():
@@ -447,17 +451,17 @@ def test_what_is_drawn_for_a_text_depends_on_its_number():
 
 
 def test_a_row_draws_anew_for_every_token():
-    pick, alike_BV, ids_BT = make_pick(SAMPLED, jnp.arange(97)), jnp.zeros((97, V)), jnp.zeros((97, 7), jnp.int32)
+    pick, alike_BV, ids_BT = pick_token(SAMPLED, jnp.arange(97)), jnp.zeros((97, V)), jnp.zeros((97, 7), jnp.int32)
     first, second, again = (pick(alike_BV, ids_BT, jnp.int32(index)).tolist() for index in (5, 6, 5))
     assert first == again != second
 
 
 def test_symbols_that_no_text_holds_are_never_written_but_the_end():
-    pick, ids_BT = make_pick(SAMPLED, jnp.arange(1009)), jnp.zeros((1009, 7), jnp.int32)
+    pick, ids_BT = pick_token(SAMPLED, jnp.arange(1009)), jnp.zeros((1009, 7), jnp.int32)
     assert set(pick(jnp.zeros((1009, V)), ids_BT, jnp.int32(5)).tolist()) == set(range(V)) - {PAD, BOS, UNK}
     falling_BV = jnp.broadcast_to(-jnp.arange(float(V)), (1009, V))
-    assert set(make_pick(GREEDY, jnp.arange(1009))(falling_BV, ids_BT, jnp.int32(5)).tolist()) == {EOS}
-    pick = make_pick(dataclasses.replace(GREEDY, min_length=6), jnp.arange(1009))
+    assert set(pick_token(GREEDY, jnp.arange(1009))(falling_BV, ids_BT, jnp.int32(5)).tolist()) == {EOS}
+    pick = pick_token(dataclasses.replace(GREEDY, min_length=6), jnp.arange(1009))
     assert set(pick(falling_BV, ids_BT, jnp.int32(5)).tolist()) == {4}
 
 

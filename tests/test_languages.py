@@ -10,7 +10,7 @@ import pytest
 from babel import Locale
 from babel.units import format_unit
 
-from flaxformer_lite.data import cldr, languages
+from flaxformer_lite.data.cldr import languages, phrase_families
 
 MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
 
@@ -107,24 +107,24 @@ def test_a_unit_without_a_long_name_has_its_short_one(monkeypatch):
             return f"{number} {unit}"
         return format_unit(number, unit, length, locale=locale)
 
-    monkeypatch.setattr(cldr, "format_unit", without_a_long_name)
+    monkeypatch.setattr(phrase_families, "format_unit", without_a_long_name)
     ((_, (style,)),) = languages.measures(Locale("en"))
-    value = "length-meter", cldr.Decimal(7)
-    assert cldr._unit("long", value, Locale("zh")) == "7 length-meter"
+    value = "length-meter", phrase_families.Decimal(7)
+    assert phrase_families._unit("long", value, Locale("zh")) == "7 length-meter"
     assert [style(value, Locale(name)) for name in ("zh", "en", "de")] == ["7米", "7 meters", "7 Meter"]
 
 
 def test_a_currency_without_a_name_is_missing():
     ((_, (style,)),) = languages.money_in_words(Locale("en"))
-    assert cldr.get_currency_name("ZWL", locale="hi") == "ZWL"
-    assert style((cldr.Decimal(7), "EUR"), Locale("hi")) == "7.00 यूरो"
+    assert phrase_families.get_currency_name("ZWL", locale="hi") == "ZWL"
+    assert style((phrase_families.Decimal(7), "EUR"), Locale("hi")) == "7.00 यूरो"
     with pytest.raises(LookupError):
-        style((cldr.Decimal(7), "ZWL"), Locale("hi"))
+        style((phrase_families.Decimal(7), "ZWL"), Locale("hi"))
 
 
 def test_the_phrases_do_not_depend_on_the_host(corpora):
     program = (
-        "from flaxformer_lite.data import languages\n"
+        "from flaxformer_lite.data.cldr import languages\n"
         "import sys; sys.stdout.reconfigure(encoding='utf-8')\n"
         "print(*(phrase for corpus in languages.phrases(7, 3)[0] for phrase in corpus), sep='\\n')"
     )
@@ -145,4 +145,4 @@ def test_another_version_draws_other_phrases(corpora, monkeypatch):
 def test_the_version_holds_the_corpus_number_and_the_version_of_the_cldr():
     corpus, *rest = languages.VERSION.split(".")
     assert int(corpus) == languages.CORPUS
-    assert rest == cldr.VERSION.split(".")[1:]
+    assert rest == phrase_families.VERSION.split(".")[1:]

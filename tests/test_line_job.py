@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flaxformer_lite import line_job
-from flaxformer_lite.line_job import Answer, LineJob
+from flaxformer_lite.lines import line_job
+from flaxformer_lite.lines.line_job import LineJob
+from flaxformer_lite.lines.line_windows import Answer
 
 LINES = [f"line {i} of {i * i}" for i in range(101)]
 ASKED = {"model": "step 7", "--prefix": None, "--window": 7, "--long": "refuse"}
@@ -261,7 +262,8 @@ def test_a_terminal_sees_a_bar_unless_it_is_quickly_done_or_told_not_to(job, mon
 SLOW = """
 import sys, time
 from pathlib import Path
-from flaxformer_lite.line_job import Answer, LineJob, run
+from flaxformer_lite.lines.line_job import LineJob, run
+from flaxformer_lite.lines.line_windows import Answer
 def answer(window):
     time.sleep(0.01)
     print(window.first, flush=True)

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from flaxformer_lite.data import line_windows
-from flaxformer_lite.data.line_windows import LineReader, Window, as_text, decode_line
+from flaxformer_lite.lines import line_windows
+from flaxformer_lite.lines.line_windows import LineReader, Window, as_text, decode_line
 
 RAW = "".join(f"line {i} é\r\n" if i % 3 else "\n" for i in range(17)).encode() + b"the last"
 LINES = [f"line {i} é" if i % 3 else "" for i in range(17)] + ["the last"]

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.batching import BatchPlan, PackedPlan
-from flaxformer_lite.data.loader import Batches, Tokens, fill_rows, fingerprint, stream
-from flaxformer_lite.data.ragged import Ragged
-from flaxformer_lite.data.tokenizer import EOS, PAD
+from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
+from flaxformer_lite.data.batches.loader import Batches, Tokens, fill_rows, fingerprint, stream
+from flaxformer_lite.data.tokens.ragged import Ragged
+from flaxformer_lite.fields import EOS, PAD
 
 # sha256 of the batches of three epochs of pairs, and the fingerprint of these pairs, as version 0.1 made them: runs
 # of that version go on with the same batches, and its published results stay what the same command gives.
@@ -290,7 +290,7 @@ def test_the_fingerprint_is_that_of_a_walk_from_batch_to_batch_and_from_row_to_r
             digest.update(np.array([len(row) for row in rows], np.int64).tobytes())
     assert 0 in sizes
     for at_once in (1, 50, 1 << 20):
-        monkeypatch.setattr("flaxformer_lite.data.loader.HASHED_AT_ONCE", at_once)
+        monkeypatch.setattr("flaxformer_lite.data.batches.loader.HASHED_AT_ONCE", at_once)
         assert fingerprint(tokens, plan) == digest.hexdigest()
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.training import losses
-from flaxformer_lite.training.losses import cross_entropy, disagreement, parts_of, summed_over_parts
+from flaxformer_lite.training.loss_in_parts import summed
+from flaxformer_lite.training.losses import cross_entropy, parts_of
+from flaxformer_lite.training.r_drop import disagreement
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -131,7 +133,7 @@ def loss_of_features(x_BTD, matrix_VD, labels_BT, weights_BT):
 def test_the_loss_of_a_batch_is_the_sum_over_its_parts_and_so_is_its_gradient(parts, row_shards):
     def in_parts(x_BTD, matrix_VD):
         split = {"parts": parts, "row_shards": row_shards}
-        objective, sums = summed_over_parts(loss_of_features, x_BTD, matrix_VD, *OF_FEATURES, **split)
+        objective, sums = summed(loss_of_features, x_BTD, matrix_VD, *OF_FEATURES, **split)
         return 3 * objective, sums  # so that what comes after counts too
 
     def at_once(x_BTD, matrix_VD):
@@ -157,7 +159,7 @@ def test_the_logits_of_one_part_are_all_that_exist_at_a_time():
     wide = RNG.normal(size=(1009, 11)).astype(np.float32)  # so that logits are larger than all else
 
     def largest(parts):
-        loss = lambda x, matrix: summed_over_parts(loss_of_features, x, matrix, *OF_FEATURES, parts=parts)  # noqa: E731
+        loss = lambda x, matrix: summed(loss_of_features, x, matrix, *OF_FEATURES, parts=parts)  # noqa: E731
         return largest_array(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1), has_aux=True))(FEATURES, wide).jaxpr)
 
     assert (largest(1), largest(4)) == (12 * T * 1009, 3 * T * 1009)

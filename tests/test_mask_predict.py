@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.decoding import mask_predict
-from flaxformer_lite.decoding.mask_predict import NONE, least_probable, likeliest_lengths, masked_count
+from flaxformer_lite.decoding.mask_predict import NONE, least_probable, masked_count, most_probable_lengths
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -113,10 +113,10 @@ def test_the_least_probable_are_found_and_padding_never_is():
 
 
 @pytest.mark.parametrize("shortest", [0, 3, 50])
-def test_the_likeliest_lengths_are_those_within_bounds_likeliest_first(shortest):
+def test_the_most_probable_lengths_are_those_within_bounds_likeliest_first(shortest):
     logits = np.random.default_rng(1).normal(size=(7, 13)).astype(np.float32)
     limit = [0, 1, 2, 4, 9, 12, 40]
-    found, log_prob = map(np.asarray, likeliest_lengths(jnp.asarray(logits), shortest, jnp.array(limit), count=5))
+    found, log_prob = map(np.asarray, most_probable_lengths(jnp.asarray(logits), shortest, jnp.array(limit), count=5))
     assert found.shape == log_prob.shape == (7, 5)
     of_all = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     for row, most in enumerate(limit):
@@ -128,5 +128,5 @@ def test_the_likeliest_lengths_are_those_within_bounds_likeliest_first(shortest)
 
 
 def test_more_candidates_than_there_are_lengths_are_all_of_them():
-    found, _ = likeliest_lengths(jnp.array([[9.0, 1.0, 2.0]]), 0, jnp.array([2]), count=7)
+    found, _ = most_probable_lengths(jnp.array([[9.0, 1.0, 2.0]]), 0, jnp.array([2]), count=7)
     assert found.tolist() == [[2, 1, 0]]

@@ -13,12 +13,13 @@ import pytest
 import runs
 
 from flaxformer_lite.config import DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.decoder import Decoder
-from flaxformer_lite.model import backends, devices, transformer
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.model import backends, devices, parameters, transformer
 from flaxformer_lite.model.embeddings import Inputs
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training import masking, metrics, parallel
+from flaxformer_lite.training import state as state_lib
 from flaxformer_lite.training import step as step_lib
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -53,7 +54,7 @@ def forward(model):
 def test_what_a_masked_decoder_has_more_than_a_causal_one_is_the_matrix_that_tells_the_length(position, use_bias):
     config = dataclasses.replace(CONFIG, position=position, use_bias=use_bias)
     shapes = [
-        flax.traverse_util.flatten_dict(step_lib.param_shapes(build_model(each)))
+        flax.traverse_util.flatten_dict(parameters.shapes(build_model(each)))
         for each in (config, dataclasses.replace(config, decoder="causal"))
     ]
     more = {path: leaf.shape for path, leaf in shapes[0].items() if path not in shapes[1]}
@@ -154,7 +155,7 @@ BATCH, SGD = make_batch(), optax.sgd(1.0)
 def state_of(seed=0, optimizer=SGD):
     model, params = built()
     key_data = jax.random.key_data(jax.random.key(seed))
-    return step_lib.TrainState(jnp.int32(5), params, optimizer.init(params), key_data)
+    return state_lib.TrainState(jnp.int32(5), params, optimizer.init(params), key_data)
 
 
 @functools.cache
@@ -369,7 +370,7 @@ def test_texts_that_were_learned_by_heart_are_written_without_a_mistake():
         source[row, : len(ids) + 1], target[row, : len(ids) + 1] = [*ids, EOS], [*ids[::-1], EOS]
     batch = {"source": source, "target": target, "row": np.arange(ROWS, dtype=np.int32)}
     optimizer = optax.adam(optax.linear_schedule(1e-2, 0, steps))
-    state = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=0))()
+    state = jax.jit(functools.partial(state_lib.init_state, model, optimizer, seed=0))()
     run = jax.jit(functools.partial(step_lib.train_step, model=model, optimizer=optimizer), donate_argnums=0)
     losses = []
     for _ in range(steps):

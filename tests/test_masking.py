@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.data import tokenizer
 from flaxformer_lite.training import masking
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -72,7 +71,3 @@ def test_a_masked_token_is_read_as_the_mask_and_the_end_symbol_is_read_and_never
     np.testing.assert_array_equal(masked.labels_BT, target_BT)
     np.testing.assert_array_equal(masked.weights_BT, hidden)
     assert masked.weights_BT.dtype == jnp.float32 and masked.inputs_BT.dtype == jnp.int32
-
-
-def test_the_symbols_are_those_of_the_tokenizer():
-    assert (masking.PAD, masking.END, masking.MASK) == (tokenizer.PAD, tokenizer.EOS, tokenizer.UNK)

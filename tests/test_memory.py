@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.training import memory
-from flaxformer_lite.training.memory import Memory
+from flaxformer_lite.system import memory
+from flaxformer_lite.system.memory import Memory
 
 N = 257
 

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from flaxformer_lite.data import own_text
-from flaxformer_lite.data.own_text import OwnText
+from flaxformer_lite.data.sources import own_text
+from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.fields import OWN_TEXT
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.packing import pack, pack_pairs
+from flaxformer_lite.data.batches.packing import pack, pack_pairs
 
 
 def test_best_fit_decreasing_puts_each_text_into_the_fullest_row_that_has_room():

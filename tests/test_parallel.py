@@ -13,12 +13,13 @@ import pytest
 import runs
 
 from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig, OptimConfig
-from flaxformer_lite.data import batch_shapes
-from flaxformer_lite.data.batching import BatchPlan, PackedPlan
-from flaxformer_lite.data.loader import Batches, Tokens
-from flaxformer_lite.model import transformer
+from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
+from flaxformer_lite.data.batches.loader import Batches, Tokens
+from flaxformer_lite.model import parameters, transformer
+from flaxformer_lite.training import loss_in_parts, metrics, optim, parallel
 from flaxformer_lite.training import losses as losses_lib
-from flaxformer_lite.training import metrics, optim, parallel
+from flaxformer_lite.training import state as state_lib
 from flaxformer_lite.training import step as step_lib
 
 STEPS, ROWS, LENGTH, V, CLASSES = 20, 16, 13, 37, 5
@@ -72,7 +73,7 @@ def start(architecture: str) -> tuple:
     model = transformer.build_model(config_of(architecture).model)
     schedule = {"d_model": MODEL.d_model, "num_steps": STEPS}
     optimizer = optim.make_optimizer(OptimConfig(schedule="linear", learning_rate=3e-3, warmup_steps=5), **schedule)
-    initial = jax.jit(functools.partial(step_lib.init_state, model, optimizer, seed=5, ema=True))()
+    initial = jax.jit(functools.partial(state_lib.init_state, model, optimizer, seed=5, ema=True))()
     return model, optimizer, jax.device_get(initial)
 
 
@@ -93,7 +94,7 @@ def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], 
             label_smoothing=0.1,
             microbatches=microbatches,
             ema_decay=0.9,
-            r_drop=2.0 if architecture == PACKED_PAIRS else 0.0,
+            r_drop_weight=2.0 if architecture == PACKED_PAIRS else 0.0,
             axis_name=mode.axis_name,
             row_shards=mode.row_shards,
         )
@@ -109,7 +110,7 @@ def train(arm: str, architecture: str, microbatches: int) -> tuple[list[float], 
         step = functools.partial(step, model=model, axis_name=mode.axis_name)
         if step.func is step_lib.eval_step:
             step = functools.partial(step, row_shards=mode.row_shards)
-        measure = mode.compile(step, step_lib.param_shapes(model), struct, donate=False)
+        measure = mode.compile(step, parameters.shapes(model), struct, donate=False)
         return mode.read(measure(state.params, mode.put_batch(batches(architecture)[0])))
 
     mistakes = measured_by(step_lib.confusion_step) if architecture == "encoder_classifier" else None
@@ -174,9 +175,9 @@ def test_a_loss_that_is_taken_in_parts_is_the_same_on_every_arm(arm, monkeypatch
     expected, *_ = train("one device", "encoder_decoder", 1)
     monkeypatch.setattr(losses_lib, "LOGITS_AT_ONCE", LENGTH * V)  # the logits of one row
     parts = []
-    taken = losses_lib.summed_over_parts
+    taken = loss_in_parts.summed
     spy = lambda *args, **options: (parts.append(options["parts"]), taken(*args, **options))[1]  # noqa: E731
-    monkeypatch.setattr(losses_lib, "summed_over_parts", spy)
+    monkeypatch.setattr(loss_in_parts, "summed", spy)
     losses, *_ = train.__wrapped__(arm, "encoder_decoder", 1)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert set(parts) == {ROWS if arm == "one device" else ROWS // 8}  # every device takes its rows one by one

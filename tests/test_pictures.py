@@ -11,12 +11,13 @@ import pytest
 import runs
 
 from flaxformer_lite import config as config_lib
-from flaxformer_lite import pictures, plots, trained
+from flaxformer_lite import trained
 from flaxformer_lite.config import CHOICES, Config, DataConfig, DecodeConfig, ModelConfig, OptimConfig, TrainConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS
+from flaxformer_lite.fields import BOS, EOS
 from flaxformer_lite.model import positions, transformer
+from flaxformer_lite.model.parameters import shapes as param_shapes
+from flaxformer_lite.plotting import plots, run_plots
 from flaxformer_lite.training import parallel
-from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -72,7 +73,7 @@ def assert_nothing_is_read_ahead(each):
 
 def test_a_classifier_reads_a_text_from_its_start_symbol_to_its_end_symbol():
     run = run_of("encoder_classifier")
-    (each,) = pictures.attention_maps(run, TEXT)
+    (each,) = run_plots.attention_maps(run, TEXT)
     assert each.name == "encoder self-attention"
     assert each.query_tokens == each.key_tokens == ["<s>", *TOKENS, "</s>"]
     assert each.weights_NHTS.shape == (2, HEADS, 6, 6)
@@ -83,7 +84,7 @@ def test_a_classifier_reads_a_text_from_its_start_symbol_to_its_end_symbol():
 @pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 1, "position": "rotary"}], ids=["default", "shared"])
 def test_a_language_models_query_is_the_token_that_is_written_from_those_that_were_read(changes):
     run = run_of("decoder_lm", num_decoder_layers=DEEP, **changes)
-    (each,) = pictures.attention_maps(run, TEXT)
+    (each,) = run_plots.attention_maps(run, TEXT)
     assert each.name == "decoder self-attention"
     assert (each.query_tokens, each.key_tokens) == ([*TOKENS, "</s>"], ["<s>", *TOKENS])
     assert each.weights_NHTS.shape == (DEEP, HEADS, 5, 5)
@@ -96,7 +97,7 @@ def test_a_translation_is_drawn_with_the_source_that_it_reads_and_the_tokens_tha
     (source,) = Letters.encode([TEXT])
     (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [source])
     assert len(target) not in (0, len(source))
-    encoder, decoder, cross = pictures.attention_maps(run, TEXT)
+    encoder, decoder, cross = run_plots.attention_maps(run, TEXT)
     read, written = [*TOKENS, "</s>"], [*Letters.pieces(target), "</s>"]
     assert [each.name for each in (encoder, decoder, cross)] == [
         "encoder self-attention",
@@ -118,7 +119,7 @@ def test_a_masked_decoder_is_drawn_reading_all_that_it_writes_after_a_symbol_in_
     run = run_of("encoder_decoder", MASK_PREDICT, decoder="masked", position="t5_bias")
     (source,) = Letters.encode([TEXT])
     (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [source])
-    encoder, decoder, cross = pictures.attention_maps(run, TEXT)
+    encoder, decoder, cross = run_plots.attention_maps(run, TEXT)
     read, written = [*TOKENS, "</s>"], [*Letters.pieces(target), "</s>"]
     assert len(written) > 3
     assert encoder.query_tokens == encoder.key_tokens == ["<s>", *read]
@@ -128,10 +129,10 @@ def test_a_masked_decoder_is_drawn_reading_all_that_it_writes_after_a_symbol_in_
     assert_weights_of_layers(encoder, run, *inputs, stack="encoder", kind="self_attention")
     assert_weights_of_layers(decoder, run, *inputs, stack="decoder", kind="self_attention")
     assert (decoder.weights_NHTS[..., np.triu(np.ones((len(written), len(written)), bool), k=1)] > 0.01).any()
-    curves = pictures.position_curves(run.config.model, run.params)
+    curves = run_plots.position_curves(run.config.model, run.params)
     assert curves.keys() >= {"encoder/t5_bias", "decoder/t5_bias"}
-    ahead = curves["decoder/t5_bias"][:, pictures.POSITIONS + 1 :]
-    assert (ahead != curves["decoder/t5_bias"][:, pictures.POSITIONS :][:, :1]).any()
+    ahead = curves["decoder/t5_bias"][:, run_plots.POSITIONS + 1 :]
+    assert (ahead != curves["decoder/t5_bias"][:, run_plots.POSITIONS :][:, :1]).any()
 
 
 @pytest.mark.parametrize(
@@ -142,16 +143,16 @@ def test_the_longest_text_that_a_model_takes_is_drawn_and_a_longer_one_refused(a
     """With a table of positions, so that a token too many would be noticed."""
     run = run_of(architecture, position="learned")
     longest = LONGEST - (2 if architecture == "encoder_classifier" else 1)
-    for each in pictures.attention_maps(run, "F" * longest):
+    for each in run_plots.attention_maps(run, "F" * longest):
         assert each.weights_NHTS.shape[2:] == (len(each.query_tokens), len(each.key_tokens))
         assert max(each.weights_NHTS.shape[2:]) <= LONGEST
     with pytest.raises(ValueError, match=f"{longest + 1} tokens, and the model takes at most {longest}"):
-        pictures.attention_maps(run, "F" * (longest + 1))
+        run_plots.attention_maps(run, "F" * (longest + 1))
 
 
 def test_a_text_without_a_token_is_refused():
     with pytest.raises(ValueError, match=r"^--text: expected a text with at least one token, got none"):
-        pictures.attention_maps(run_of("decoder_lm"), "")
+        run_plots.attention_maps(run_of("decoder_lm"), "")
 
 
 # What each position scheme does: by formula, or as it was trained.
@@ -168,8 +169,8 @@ def trained_tables(params, ending):
 @pytest.mark.parametrize("position", runs.SCHEMES)
 def test_every_scheme_is_drawn_and_the_runs_own_with_what_it_has_learned(position, architecture):
     run = run_of(architecture, position=position)
-    codes = pictures.position_codes(run.config.model, run.params)
-    curves = pictures.position_curves(run.config.model, run.params)
+    codes = run_plots.position_codes(run.config.model, run.params)
+    curves = run_plots.position_curves(run.config.model, run.params)
     for scheme, ending, drawn in (
         ("learned", "learned/embedding", codes),
         ("relative", "relative/key", codes),
@@ -192,9 +193,9 @@ def test_every_scheme_is_drawn_and_the_runs_own_with_what_it_has_learned(positio
 
 def test_codes_and_curves_are_the_schemes_own():
     run = run_of("encoder_decoder", position="t5_bias")
-    codes = pictures.position_codes(run.config.model, run.params)
-    curves = pictures.position_curves(run.config.model, run.params)
-    at, offsets = jnp.arange(pictures.POSITIONS), np.arange(-pictures.POSITIONS, pictures.POSITIONS + 1)
+    codes = run_plots.position_codes(run.config.model, run.params)
+    curves = run_plots.position_curves(run.config.model, run.params)
+    at, offsets = jnp.arange(run_plots.POSITIONS), np.arange(-run_plots.POSITIONS, run_plots.POSITIONS + 1)
     np.testing.assert_array_equal(codes["sinusoidal"], positions.sinusoidal(at, 14))
     turned = positions.rotary(jnp.ones((1, len(at), 1, 6)), at[None], base=10000.0)[0, :, 0]
     np.testing.assert_array_equal(codes["rotary (of a vector of ones)"], turned)
@@ -209,7 +210,7 @@ def test_codes_and_curves_are_the_schemes_own():
 
 def test_schemes_that_work_in_pairs_are_drawn_for_a_model_of_an_odd_width_too():
     run = run_of("decoder_lm", position="learned", d_model=15, d_head=5)
-    assert all(np.isfinite(code).all() for code in pictures.position_codes(run.config.model, run.params).values())
+    assert all(np.isfinite(code).all() for code in run_plots.position_codes(run.config.model, run.params).values())
 
 
 # From a workdir.
@@ -234,7 +235,7 @@ def make_workdir(folder, config, records=()):
 def test_the_schedule_of_a_run_is_drawn_before_it_has_a_checkpoint(tmp_path, figures):
     optim, train = OptimConfig(schedule="linear", learning_rate=0.5, warmup_steps=4), TrainConfig(num_steps=11)
     workdir = make_workdir(tmp_path / "run", Config(optim=optim, train=train))
-    assert pictures.schedule(workdir, tmp_path) == [tmp_path / "schedule"]
+    assert run_plots.schedule(workdir, tmp_path) == [tmp_path / "schedule"]
     (line,) = figures["schedule"].axes[0].lines
     up, down = 0.5 * np.arange(1, 5) / 4, 0.5 * (12 - np.arange(5, 12)) / (12 - 4)
     np.testing.assert_allclose(line.get_xydata(), np.stack([np.arange(1, 12), [*up, *down]], axis=1), atol=1e-6)
@@ -244,7 +245,7 @@ def test_the_schedule_of_a_run_is_drawn_before_it_has_a_checkpoint(tmp_path, fig
 def test_the_metrics_of_several_runs_are_drawn_together(tmp_path, figures):
     records = [{"step": 3, "split": "train", "loss": 7.0}, {"step": 5, "split": "train", "loss": 5.0}]
     workdirs = [make_workdir(tmp_path / name, Config(), records[: n + 1]) for n, name in enumerate(("a", "b"))]
-    pictures.metrics(workdirs, tmp_path)
+    run_plots.metrics(workdirs, tmp_path)
     (panel,) = figures["metrics"].axes
     curves = [line.get_xydata().tolist() for line in panel.lines if len(line.get_xydata())]
     assert curves == [[[3.0, 7.0]], [[3.0, 7.0], [5.0, 5.0]]]
@@ -255,10 +256,10 @@ def test_metrics_of_a_folder_that_is_no_run_or_has_logged_nothing_are_refused(tm
     fine = make_workdir(tmp_path / "fine", Config(), [{"step": 1, "split": "train", "loss": 7.0}])
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match=r"none: expected the workdir of a run, but it has no config\.json"):
-        pictures.metrics([fine, tmp_path / "none"], tmp_path)
+        run_plots.metrics([fine, tmp_path / "none"], tmp_path)
     silent = make_workdir(tmp_path / "silent", Config())
     with pytest.raises(ValueError, match=r"silent: there is nothing in metrics\.jsonl yet; train this run first"):
-        pictures.metrics([fine, silent], tmp_path)
+        run_plots.metrics([fine, silent], tmp_path)
     assert figures == {}
 
 
@@ -266,4 +267,4 @@ def test_a_page_that_cannot_be_written_is_refused_in_words_although_the_pictures
     monkeypatch.setattr(trained, "load", lambda workdir: run_of("decoder_lm"))
     (tmp_path / "attention.html").mkdir()
     with pytest.raises(ValueError, match=r"^--output=.*: cannot be written to: Is a directory"):
-        pictures.attention(tmp_path, TEXT, tmp_path)
+        run_plots.attention(tmp_path, TEXT, tmp_path)

@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import default_config, resolve
-from flaxformer_lite.data import batch_shapes, builders, languages, pipeline, tokenizer
-from flaxformer_lite.data.examples import Examples, Reader
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.cldr import languages
+from flaxformer_lite.data.sources import builders
+from flaxformer_lite.data.sources.examples import Examples, Reader
+from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.fields import BOS, EOS, PAD
 
 TEXTS = [f"{word} {number}" for number in range(23) for word in ("one", "größer", "seven of them", "long " * 9)]
 ARCHITECTURES = ["encoder_decoder", "encoder_classifier", "decoder_lm"]

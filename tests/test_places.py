@@ -13,11 +13,14 @@ import tensorflow_datasets as tfds
 from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
 
-from flaxformer_lite import commands, places, trained, workdir
+from flaxformer_lite import trained
+from flaxformer_lite.cli import run_flags, train_flags
 from flaxformer_lite.config import Config
-from flaxformer_lite.data.datasets import Dataset
-from flaxformer_lite.places import place
-from flaxformer_lite.training import checkpoint, writers
+from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.runs import metrics_log, workdir
+from flaxformer_lite.system import storage
+from flaxformer_lite.system.storage import place
+from flaxformer_lite.training import checkpoint
 
 BUCKET = "bucket"
 
@@ -61,9 +64,9 @@ def bucket(server, monkeypatch, request):
 def test_a_folder_on_disk_is_a_path_and_one_in_a_bucket_keeps_its_address():
     assert type(place("a/b")) is type(Path("a/b")) and place("a/b") == Path("a/b")
     assert os.fspath(place("gs://x/y") / "z") == "gs://x/y/z"
-    assert os.fspath(place(place("gs://x/y"))) == os.fspath(places.absolute(place("gs://x/y"))) == "gs://x/y"
-    assert places.in_bucket(place("gs://x")) and not places.in_bucket(Path("gs"))
-    assert places.absolute("a") == Path("a").absolute()
+    assert os.fspath(place(place("gs://x/y"))) == os.fspath(storage.absolute(place("gs://x/y"))) == "gs://x/y"
+    assert storage.in_bucket(place("gs://x")) and not storage.in_bucket(Path("gs"))
+    assert storage.absolute("a") == Path("a").absolute()
 
 
 @pytest.mark.parametrize(
@@ -83,13 +86,13 @@ def test_another_kind_of_address_is_refused_by_name(address, says):
 
 
 def test_each_place_in_a_bucket_has_a_folder_on_disk_that_is_in_no_other():
-    outer, inner = (places.on_disk(place(name), "logs") for name in ("gs://x/runs", "gs://x/runs/a"))
+    outer, inner = (storage.on_disk(place(name), "logs") for name in ("gs://x/runs", "gs://x/runs/a"))
     assert inner.parent == outer.parent == Path.home() / ".cache/flaxformer_lite/logs"
-    assert places.on_disk(Path("a"), "logs") == Path("a")
+    assert storage.on_disk(Path("a"), "logs") == Path("a")
 
 
 def test_without_the_extra_a_bucket_is_refused_with_what_to_install(monkeypatch):
-    monkeypatch.setattr(places.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(storage.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"gs://x/y: needs the extra for buckets: pip install 'flaxformer_lite\[gcs\]'"
     ):
@@ -97,7 +100,7 @@ def test_without_the_extra_a_bucket_is_refused_with_what_to_install(monkeypatch)
 
 
 def test_a_bucket_that_is_not_there_is_refused_by_name(bucket):
-    places.check_bucket(bucket)
+    storage.check_bucket(bucket)
     with pytest.raises(ValueError, match=r"gs://elsewhere/run: there is no bucket 'elsewhere'"):
         workdir.check(place("gs://elsewhere/run"), Config())
 
@@ -108,7 +111,7 @@ def test_a_server_that_does_not_answer_is_told_with_what_to_check(bucket, monkey
 
     monkeypatch.setattr(type(bucket), "iterdir", refuse)
     with pytest.raises(ValueError, match=r"the bucket 'bucket' cannot be read: 401: anonymous caller; check that"):
-        places.check_bucket(bucket)
+        storage.check_bucket(bucket)
 
 
 def test_a_config_comes_back_from_a_bucket_and_one_that_differs_is_refused(bucket):
@@ -130,15 +133,15 @@ def test_what_was_made_before_a_refusal_is_taken_back(bucket):
 
 def test_logs_are_written_on_disk_copied_to_the_bucket_and_fetched_on_another_machine(bucket):
     paths = workdir.create(bucket, Config())
-    assert not places.in_bucket(paths.logs) and paths.logs.is_dir()
-    writer = writers.MetricsWriter(paths.logs, publish=paths.publish_logs)
+    assert not storage.in_bucket(paths.logs) and paths.logs.is_dir()
+    writer = metrics_log.MetricsWriter(paths.logs, publish=paths.publish_logs)
     writer.write(1, "train", {"loss": 2.0})
     assert not paths.metrics.exists()
     writer.flush()
-    assert [line["step"] for line in writers.read_metrics(paths.metrics)] == [1]
+    assert [line["step"] for line in metrics_log.read_metrics(paths.metrics)] == [1]
     writer.write(2, "train", {"loss": 1.0})
     writer.close()
-    assert [line["step"] for line in writers.read_metrics(paths.metrics)] == [1, 2]
+    assert [line["step"] for line in metrics_log.read_metrics(paths.metrics)] == [1, 2]
     assert len(list(bucket.glob("events.*"))) == 1
     shutil.rmtree(paths.logs)
     (paths.logs).mkdir()
@@ -179,20 +182,20 @@ def test_a_sample_that_a_bucket_does_not_take_is_told_and_stops_nothing(bucket, 
     paths.write_sample("8.txt", "a text")
     assert "samples/8.txt: not written: " in caplog.text and "division by zero" in caplog.text
     with pytest.raises(OSError, match="division by zero"):
-        places.write_whole(paths.config, "{}")
+        storage.write_whole(paths.config, "{}")
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate"])
 def test_a_command_on_a_bucket_that_is_not_there_is_told_so_in_a_line(bucket, command):
-    read = lambda flags: trained.load(commands.parse_evaluate(flags).workdir)  # noqa: E731
-    parse = {"train": commands.parse_train, "evaluate": read}
+    read = lambda flags: trained.load(run_flags.parse_evaluate(flags).workdir)  # noqa: E731
+    parse = {"train": train_flags.parse_train, "evaluate": read}
     with pytest.raises(ValueError, match="gs://elsewhere/run: there is no bucket 'elsewhere'"):
         parse[command](["--workdir=gs://elsewhere/run"])
 
 
 def test_translations_are_not_written_to_a_bucket_line_by_line():
     with pytest.raises(ValueError, match=r"--output: expected a file on disk, got gs://x/out\.txt"):
-        commands.parse_translate(["--workdir=runs/x", "--output=gs://x/out.txt"])
+        run_flags.parse_translate(["--workdir=runs/x", "--output=gs://x/out.txt"])
 
 
 @pytest.mark.slow
@@ -255,7 +258,7 @@ def test_a_dataset_in_a_bucket_is_read_from_a_copy_that_is_made_once(bucket, tmp
     examples = Dataset("wmt14_translate/de-en").read("train")
     assert (examples.source[3], examples.target[3], len(examples.source)) == ("Satz 3", "sentence 3", 5)
     with monkeypatch.context() as patched:
-        patched.setattr(places.shutil, "copyfileobj", None)  # nothing is copied again
+        patched.setattr(storage.shutil, "copyfileobj", None)  # nothing is copied again
         assert Dataset("wmt14_translate/de-en").read("train").source == examples.source
     with pytest.raises(ValueError, match=r"wmt16_translate/de-en': nothing is in gs://bucket/.*/wmt16_translate/de-en"):
         Dataset("wmt16_translate/de-en")
@@ -323,17 +326,17 @@ def test_two_processes_share_a_run_in_a_bucket_that_one_goes_on_with(server, buc
 
 
 def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path):
-    with places.new_folder(tmp_path / "made/here") as folder:
+    with storage.new_folder(tmp_path / "made/here") as folder:
         (folder / "file").write_text("whole")
         assert not (tmp_path / "made/here").exists()
     assert (tmp_path / "made/here/file").read_text() == "whole"
     refused = pytest.raises(ValueError, match=f"^{tmp_path}/made/here: expected a name for a new folder")
-    with refused, places.new_folder(tmp_path / "made/here"):
+    with refused, storage.new_folder(tmp_path / "made/here"):
         pass
-    with pytest.raises(KeyError), places.new_folder(tmp_path / "around/other") as folder:
+    with pytest.raises(KeyError), storage.new_folder(tmp_path / "around/other") as folder:
         (folder / "file").write_text("half")
         raise KeyError
     refused = pytest.raises(ValueError, match=f"^{tmp_path}/made/here/file/x: cannot be written to: Not a directory")
-    with refused, places.new_folder(tmp_path / "made/here/file/x"):
+    with refused, storage.new_folder(tmp_path / "made/here/file/x"):
         pass
     assert [entry.name for entry in tmp_path.iterdir()] == ["made"]

@@ -9,11 +9,11 @@ import runs
 
 from flaxformer_lite.config import CHOICES, Config, ModelConfig, with_vocabulary
 from flaxformer_lite.model import backends, transformer
+from flaxformer_lite.model.parameters import shapes as param_shapes
+from flaxformer_lite.system.accelerators import ACCELERATORS, Accelerator
+from flaxformer_lite.system.memory import Memory
 from flaxformer_lite.training import flops, hlo, losses, parallel, plan, topology
-from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
 from flaxformer_lite.training.hlo import Collective
-from flaxformer_lite.training.memory import Memory
-from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 PLANNED = {**runs.SMALL, "data.buckets": "(64,)", "data.tokens_per_batch": 1536, "data.rows_multiple": 24}

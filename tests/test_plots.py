@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from flaxformer_lite import plots
-from flaxformer_lite.plots import AttentionMap
+from flaxformer_lite.plotting import plots
+from flaxformer_lite.plotting.plots import AttentionMap
 
 
 def attention(layers: int, heads: int, queries: int, keys: int) -> np.ndarray:
@@ -132,7 +132,9 @@ def test_the_settings_of_matplotlib_are_left_as_they_were(tmp_path):
 
 
 def test_neither_pyplot_nor_jax_is_imported():
-    code = "import sys, flaxformer_lite.plots; sys.exit(bool({'matplotlib.pyplot', 'jax'} & sys.modules.keys()))"
+    code = (
+        "import sys, flaxformer_lite.plotting.plots; sys.exit(bool({'matplotlib.pyplot', 'jax'} & sys.modules.keys()))"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

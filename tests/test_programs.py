@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import pytest
 import runs
 
-from flaxformer_lite import agreement
 from flaxformer_lite.config import Config
-from flaxformer_lite.training import memory, parallel
+from flaxformer_lite.runs import multihost
+from flaxformer_lite.system import memory
+from flaxformer_lite.training import parallel
+from flaxformer_lite.training.compilation import CompiledSteps
 from flaxformer_lite.training.interrupt import Background
-from flaxformer_lite.training.programs import Programs
 
 SHAPES = [(3, 5), (7, 11), (13, 17)]
 
@@ -40,7 +41,7 @@ def wait(future):
 @pytest.fixture
 def programs():
     with Background() as thread:
-        yield Programs(Config(), Compiler(), count, jax.ShapeDtypeStruct((), jnp.int32), thread, wait)
+        yield CompiledSteps(Config(), Compiler(), count, jax.ShapeDtypeStruct((), jnp.int32), thread, wait)
 
 
 def batch(shape):
@@ -74,7 +75,7 @@ def test_what_is_waited_for_is_compiled_before_what_was_asked_for_earlier(progra
 
 def test_processes_meet_before_a_program_runs_first(programs, monkeypatch):
     met = []
-    monkeypatch.setattr(agreement, "barrier", lambda name: met.append(list(programs._mode.compiled)))
+    monkeypatch.setattr(multihost, "barrier", lambda name: met.append(list(programs._mode.compiled)))
     for _ in range(3):
         programs.get(SHAPES[0])
         programs.get(SHAPES[1])
@@ -107,7 +108,7 @@ def test_a_lack_of_memory_is_explained_by_what_takes_it_and_other_errors_stay_wh
 
 def test_what_does_not_compile_says_so_to_whoever_waits(programs):
     state = jax.ShapeDtypeStruct((), jnp.int32)
-    broken = Programs(Config(), Compiler(), lambda state, batch: 1 / 0, state, Background(), wait)
+    broken = CompiledSteps(Config(), Compiler(), lambda state, batch: 1 / 0, state, Background(), wait)
     with pytest.raises(ZeroDivisionError):
         broken.get(SHAPES[0])
     assert "out of memory" in str(broken.explained(RuntimeError("RESOURCE_EXHAUSTED: no")))

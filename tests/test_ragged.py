@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.ragged import Ragged, ranges
+from flaxformer_lite.data.tokens.ragged import Ragged, ranges
 
 ROWS = [[7, 5, 9], [], [8], [11, 13, 17, 19, 23], []]
 

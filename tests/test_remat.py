@@ -10,9 +10,10 @@ import optax
 import pytest
 
 from flaxformer_lite.config import CHOICES, Config, ModelConfig
-from flaxformer_lite.data import batch_shapes
+from flaxformer_lite.data.batches import batch_shapes
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import parallel
+from flaxformer_lite.training import state as state_lib
 from flaxformer_lite.training import step as step_lib
 
 V, ROWS, LENGTH, CLASSES = 37, 5, 11, 3
@@ -36,7 +37,7 @@ def batch() -> dict[str, jax.Array]:
 def gradients(config: ModelConfig):
     """Those of a step, with dropout, and the metrics' sums."""
     model, key = transformer.build_model(config), jax.random.key(1)
-    params = jax.jit(lambda: step_lib.init_state(model, optax.identity(), seed=0).params)()
+    params = jax.jit(lambda: state_lib.init_state(model, optax.identity(), seed=0).params)()
     names = set(batch_shapes.struct(Config(model=config), ROWS, LENGTH))
     read = {name: x for name, x in batch().items() if name in names}
     return jax.jit(functools.partial(step_lib.gradient_sums, model=model, dropout_key=key))(params, read)

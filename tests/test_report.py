@@ -10,11 +10,11 @@ import pytest
 
 from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.examples import Examples
-from flaxformer_lite.data.loader import Batches, Tokens
+from flaxformer_lite.data.batches.loader import Batches, Tokens
+from flaxformer_lite.data.sources.examples import Examples
+from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.scoring import Scores
-from flaxformer_lite.training import flops, parallel, report
-from flaxformer_lite.workdir import Workdir
+from flaxformer_lite.training import flops, parallel, run_report
 
 V, LONGEST = 29, 13
 NAMES = ["da", "nb", "zh"]
@@ -26,7 +26,7 @@ def columns(table):
 
 def test_shares_are_shown_in_percent_and_what_is_not_finite_as_a_dash():
     values = {"loss": 1.23456, "accuracy": 0.98765, "exact_match/date": 0.5, "chrf": 12.0, "perplexity": None}
-    assert columns(report.table(values)) == [
+    assert columns(run_report.table(values)) == [
         ["loss", "1.235"],
         ["accuracy", "98.77 %"],
         ["exact_match/date", "50.00 %"],
@@ -36,7 +36,7 @@ def test_shares_are_shown_in_percent_and_what_is_not_finite_as_a_dash():
 
 
 def test_intervals_stand_beside_the_values_that_have_one_in_the_same_unit():
-    table = report.table(
+    table = run_report.table(
         {"loss": 1.23456, "exact_match": 0.5, "bleu": 31.25}, {"exact_match": (0.51, 0.04), "bleu": (31.0, 1.5)}
     )
     assert columns(table)[1:] == [
@@ -44,32 +44,32 @@ def test_intervals_stand_beside_the_values_that_have_one_in_the_same_unit():
         ["exact_match", "50.00 %", "51.00 % ± 4.00 %"],
         ["bleu", "31.25", "31.00 ± 1.50"],
     ]
-    assert report.RESAMPLED in table.splitlines()[0]
+    assert run_report.RESAMPLED in table.splitlines()[0]
 
 
 def test_two_systems_stand_side_by_side_with_how_likely_chance_is():
     baseline = Scores({"bleu": 20.0}, {}, {"bleu": (20.5, 1.0)})
     system = Scores({"bleu": 30.0}, {}, {"bleu": (29.5, 2.0)}, {"bleu": 0.00332})
-    head, row = columns(report.comparison(baseline, system))
-    assert head[1:] == ["baseline", report.RESAMPLED, "system", report.RESAMPLED, "p"]
+    head, row = columns(run_report.comparison(baseline, system))
+    assert head[1:] == ["baseline", run_report.RESAMPLED, "system", run_report.RESAMPLED, "p"]
     assert row == ["bleu", "20", "20.50 ± 1.00", "30", "29.50 ± 2.00", "0.0033"]
 
 
 def test_every_signature_is_told_with_the_score_it_belongs_to():
     scores = Scores({"exact_match": 1.0, "bleu": 2.0, "chrf": 3.0}, {"bleu": "a|b", "chrf": "c"})
-    assert report.signatures(scores) == "bleu: sacreBLEU signature a|b\nchrf: sacreBLEU signature c"
+    assert run_report.signatures(scores) == "bleu: sacreBLEU signature a|b\nchrf: sacreBLEU signature c"
 
 
 def test_the_closing_table_tells_which_parameters_were_measured(tmp_path):
     for words, told in (({}, "best step 7"), ({"parameters": "average of steps 5, 7"}, "average of steps 5, 7")):
         line = json.dumps({"step": 7, "split": "test", **words, "loss": 0.5})
         (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
-        assert report.closing_table(Workdir(tmp_path).metrics) == f"test split, {told}\nloss  0.5"
+        assert run_report.closing_table(Workdir(tmp_path).metrics) == f"test split, {told}\nloss  0.5"
 
 
 def test_a_table_of_mistakes_has_a_row_for_each_class_and_the_share_that_was_right():
     counts = np.array([[37, 3, 0], [1, 1009, 0], [0, 0, 0]], np.float32)
-    assert columns(report.confusion(counts, NAMES)) == [
+    assert columns(run_report.confusion(counts, NAMES)) == [
         ["is \\ taken for", "da", "nb", "zh", "right"],
         ["da", "37", "3", ".", "92.5 %"],
         ["nb", "1", "1009", ".", "99.9 %"],
@@ -78,7 +78,7 @@ def test_a_table_of_mistakes_has_a_row_for_each_class_and_the_share_that_was_rig
 
 
 def test_every_column_of_a_table_of_mistakes_ends_below_its_name():
-    lines = report.confusion(np.diag([7, 104_729, 1]), NAMES).splitlines()
+    lines = run_report.confusion(np.diag([7, 104_729, 1]), NAMES).splitlines()
     for column, name in enumerate([*NAMES, "right"], start=1):
         end = lines[0].index(name) + len(name)
         for line, row in zip(lines, columns("\n".join(lines)), strict=True):
@@ -87,7 +87,7 @@ def test_every_column_of_a_table_of_mistakes_ends_below_its_name():
 
 def test_translations_stand_between_their_source_and_reference_as_far_as_there_are_any():
     texts = Examples(source=["a", "b", "c"], target=["A", "B", "C"])
-    assert report.translations(texts, ["x", ""]) == (
+    assert run_report.translations(texts, ["x", ""]) == (
         "source       a\ntranslation  x\nreference    A\n\nsource       b\ntranslation  \nreference    B\n\n"
     )
 
@@ -115,21 +115,21 @@ CONFIG = Config(
     [(["FG"], ""), (["FG", "", "F" * LONGEST, "G" * LONGEST], " (2 too long and 1 empty left out)")],
 )
 def test_what_is_left_out_is_counted(texts, words):
-    assert report.left_out(split_of(texts, CONFIG)) == words
+    assert run_report.left_out(split_of(texts, CONFIG)) == words
 
 
 def test_examples_that_lack_a_language_are_counted_too():
     split = split_of(["FG"], CONFIG)
     lacking = dataclasses.replace(split, texts=dataclasses.replace(split.texts, incomplete=7))
-    assert report.left_out(split) == ""
-    assert report.left_out(lacking) == " (0 too long and 0 empty left out, 7 without one of the languages)"
+    assert run_report.left_out(split) == ""
+    assert run_report.left_out(lacking) == " (0 too long and 0 empty left out, 7 without one of the languages)"
 
 
 def test_what_was_resolved_is_told_in_the_numbers_of_the_data_the_model_and_the_devices():
     train, validation = split_of(["FGH"] * 23, CONFIG), split_of(["FGH"] * 5 + [""], CONFIG)
     data = pipeline.Data(None, train, validation, None, "")
     params = {"a": jax.ShapeDtypeStruct((1009, 3), "float32"), "b": jax.ShapeDtypeStruct((7,), "float32")}
-    said = report.resolved(CONFIG, data, parallel.make_mesh(7), params)
+    said = run_report.resolved(CONFIG, data, parallel.make_mesh(7), params)
     for part in (
         "my/texts: 23 examples to train on, 6 to validate (0 too long and 1 empty left out)",
         f"vocabulary {V}",
@@ -145,16 +145,18 @@ def test_what_was_resolved_is_told_in_the_numbers_of_the_data_the_model_and_the_
 def test_of_subwords_it_is_told_how_many_texts_did_not_fit_as_they_were_drawn():
     batches = Batches(Tokens(target=[[5]]), None, num_steps=1)
     batches.drawn, batches.not_fitting = 2017, 53
-    assert report.drawn(batches).startswith(f"subword sampling: 2,017 texts cut anew; {53 / 2017:.1%} of them stood as")
+    assert run_report.drawn(batches).startswith(
+        f"subword sampling: 2,017 texts cut anew; {53 / 2017:.1%} of them stood as"
+    )
 
 
 @pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
 def test_a_user_is_told_a_command_that_there_is_and_that_suits_the_model(architecture, tmp_path):
-    from flaxformer_lite import __main__
+    from flaxformer_lite.cli import commands
 
     config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, architecture=architecture))
-    said = report.written(Workdir(tmp_path), config, seconds=90, goodput=0.75)
+    said = run_report.written(Workdir(tmp_path), config, seconds=90, goodput=0.75)
     assert said.startswith("1.5 minutes; 75% of the time of all starts went into training steps.\n")
     assert f"\nWritten to {tmp_path}: " in said
     (command,) = re.findall(rf"flaxformer-lite (\w+) --workdir={re.escape(str(tmp_path))}$", said)
-    assert command in __main__.COMMANDS
+    assert command in commands.COMMANDS

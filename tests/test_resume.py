@@ -19,13 +19,15 @@ import optax
 import pytest
 import runs
 
-from flaxformer_lite import __main__ as program
 from flaxformer_lite import evaluate
-from flaxformer_lite import workdir as workdir_lib
-from flaxformer_lite.data import cldr
-from flaxformer_lite.training import loop, parallel, writers
-from flaxformer_lite.training import step as step_lib
+from flaxformer_lite.cli import commands as program
+from flaxformer_lite.data.cldr import phrase_families
+from flaxformer_lite.runs import metrics_log
+from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.training import evaluations, identity, parallel
+from flaxformer_lite.training import state as state_lib
 from flaxformer_lite.training.checkpoint import Checkpoints
+from flaxformer_lite.training.state import from_parts, to_parts
 
 STEPS = runs.SMALL["train.num_steps"]
 EVERY = runs.SMALL["train.checkpoint_every"]
@@ -140,9 +142,9 @@ STOP = 31  # in the second epoch of the language model's packed texts; no step o
 @pytest.fixture(scope="module")
 def stopped_as(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Gives, by the name of a finished run of another shape, its twin that a signal stopped as it logged step STOP."""
-    write = writers.MetricsWriter.write
+    write = metrics_log.MetricsWriter.write
 
-    def write_and_signal(writer: writers.MetricsWriter, step: int, *line, **words) -> None:
+    def write_and_signal(writer: metrics_log.MetricsWriter, step: int, *line, **words) -> None:
         write(writer, step, *line, **words)
         if step == STOP:
             signal.raise_signal(signal.SIGTERM)
@@ -151,7 +153,7 @@ def stopped_as(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def stopped(name: str) -> Path:
         workdir = tmp_path_factory.mktemp(f"stopped_{name}") / "run"
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(writers.MetricsWriter, "write", write_and_signal)
+            patched.setattr(metrics_log.MetricsWriter, "write", write_and_signal)
             assert runs.fit(workdir, SHAPES[name]) == 143
         return workdir
 
@@ -167,7 +169,7 @@ def test_a_run_of_another_shape_too_is_the_one_never_stopped_bit_for_bit(stopped
     assert STOP <= stopped_at < STEPS and runs.lines_of(resumed, "test") == []
     useful = json.loads((resumed / f"checkpoints/{stopped_at}/record/metadata").read_text())["useful_seconds"]
     assert runs.fit(resumed, SHAPES[name]) == 0
-    records = writers.read_metrics(resumed / "metrics.jsonl")
+    records = metrics_log.read_metrics(resumed / "metrics.jsonl")
     first = next(line for line in records if line["split"] == "train" and line["step"] > stopped_at)
     assert 0 < useful <= first["goodput"] * (first["seconds"] + 0.1)  # of both starts
     assert runs.losses(resumed) == runs.losses(finished)
@@ -214,15 +216,15 @@ def stopped_early(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_packing_accumulation_and_an_early_stop_change_nothing_of_that(devices, stopped_early, tmp_path, monkeypatch):
     """Resumed on one device the same bits, on four the same but for rounding; either ends at the same evaluation."""
     whole, end = runs.losses(stopped_early), runs.last_step(stopped_early)
-    write = writers.MetricsWriter.write
+    write = metrics_log.MetricsWriter.write
 
-    def write_and_signal(writer: writers.MetricsWriter, step: int, *line, **words) -> None:
+    def write_and_signal(writer: metrics_log.MetricsWriter, step: int, *line, **words) -> None:
         write(writer, step, *line, **words)
         if step == 13:  # after the first evaluation; no step of a checkpoint
             signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(writers.MetricsWriter, "write", write_and_signal)
+        patched.setattr(metrics_log.MetricsWriter, "write", write_and_signal)
         assert runs.fit(tmp_path / "parts", RECIPE) == 143
     assert 13 <= runs.last_step(tmp_path / "parts") < end < 400
     assert runs.fit(tmp_path / "parts", {**RECIPE, "parallel.data": devices}) == 0
@@ -269,11 +271,11 @@ def test_a_checkpoint_of_the_first_version_goes_on(tmp_path):
     known = json.loads(record.read_text())
     assert known.pop("checksum").keys() == {"params", "progress"}  # there were none then
     record.write_text(json.dumps(known))
-    state = step_lib.TrainState(old.step, params, opt_state, old.key_data)
+    state = state_lib.TrainState(old.step, params, opt_state, old.key_data)
     read = Checkpoints(tmp_path)
-    restored, _ = read.restore_newest(parallel.whole_on(mesh, jax.eval_shape(lambda: loop._to_parts(state))))
+    restored, _ = read.restore_newest(parallel.whole_on(mesh, jax.eval_shape(lambda: to_parts(state))))
     read.close()
-    resumed = loop._from_parts(restored)
+    resumed = from_parts(restored)
     assert jax.tree.structure(resumed) == jax.tree.structure(state) and resumed.ema is None
     for one, other in zip(jax.tree.leaves(resumed), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -347,22 +349,22 @@ BEFORE = {"train.best_metric": "bleu", "train.num_steps": 16, "train.decode_exam
 def test_scores_of_translations_that_come_in_another_way_are_not_compared(tmp_path, changes, step, field):
     before, config = runs.small_config(BEFORE), runs.small_config(BEFORE | changes)
     same = {"tokenizer": "t", "data": "d", "files": {}}
-    record = json.loads(json.dumps({"step": step, **same, "measured": loop._how_measured(before)}))
-    now = same | {"measured": loop._how_measured(config)}
+    record = json.loads(json.dumps({"step": step, **same, "measured": evaluations.decoding_settings(before)}))
+    now = same | {"measured": evaluations.decoding_settings(config)}
     check = functools.partial(
-        loop._check_identity, record, now, workdir_lib.Workdir(tmp_path), config, {4: 2.0, 8: 1.0}
+        identity.check_resumed, record, now, workdir_lib.Workdir(tmp_path), config, {4: 2.0, 8: 1.0}
     )
     if field is None:
         return check()
     with pytest.raises(ValueError, match=rf"^{field}: up to step {step} validation was measured with .*'bleu'"):
         check()
-    loop._check_identity(
+    identity.check_resumed(
         {**record, "measured": {}}, now, workdir_lib.Workdir(tmp_path), config, {}
     )  # of older versions
 
 
 def test_losses_are_compared_however_texts_are_written():
-    assert loop._how_measured(runs.small_config({"decode.max_extra_length": 3})) == {}
+    assert evaluations.decoding_settings(runs.small_config({"decode.max_extra_length": 3})) == {}
 
 
 def test_raising_the_number_of_steps_goes_on(finished_run, tmp_path):
@@ -371,7 +373,7 @@ def test_raising_the_number_of_steps_goes_on(finished_run, tmp_path):
     assert runs.fit(workdir, {"train.num_steps": STEPS + 3}) == 0
     after = (workdir / "metrics.jsonl").read_text()
     assert after.startswith(before)
-    new = [(record["step"], record["split"]) for record in writers.read_metrics(workdir / "metrics.jsonl")[-5:]]
+    new = [(record["step"], record["split"]) for record in metrics_log.read_metrics(workdir / "metrics.jsonl")[-5:]]
     assert new[:3] == [(STEPS + 1, "train"), (STEPS + 2, "train"), (STEPS + 3, "train")]
     assert new[3] == (STEPS + 3, "validation") and new[4][1] == "test"
     assert after.count('"test"') == 2
@@ -400,7 +402,7 @@ def test_training_stops_early_when_patience_ends_and_stays_stopped(tmp_path):
     before = runs.files_below(tmp_path)
     assert runs.fit(tmp_path, changes) == 0
     assert runs.files_below(tmp_path) == before
-    assert loop.early_stop({4: 1.0, 8: 1.0}, 1) is False  # a tie is the later's
+    assert evaluations.early_stop({4: 1.0, 8: 1.0}, 1) is False  # a tie is the later's
 
 
 @pytest.mark.parametrize(
@@ -416,7 +418,7 @@ def test_training_stops_early_when_patience_ends_and_stays_stopped(tmp_path):
     ],
 )
 def test_patience_counts_evaluations_since_the_best(scores, patience, stops):
-    assert loop.early_stop(scores, patience) is stops
+    assert evaluations.early_stop(scores, patience) is stops
 
 
 def test_a_loss_that_is_not_finite_stops_with_advice_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch, capsys):
@@ -534,7 +536,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_everything_saved(tmp_p
 
 def write_text() -> dict[str, str]:
     """Writes pairs of phrases to files in this folder, and gives the settings that name them."""
-    phrases = cldr.phrases("en", "de", per_kind=40)
+    phrases = phrase_families.phrases("en", "de", per_kind=40)
     for name, part in (("train", phrases[:300]), ("validation", phrases[300:310]), ("test", phrases[310:320])):
         Path(f"{name}.en").write_text("\n".join(phrase.source for phrase in part))
         Path(f"{name}.de").write_text("\n".join(phrase.target for phrase in part))

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from flaxformer_lite import runtime
+from flaxformer_lite.system import runtime
 from flaxformer_lite.training import parallel
 
 WHOLE = zlib.compress(bytes(range(256)) * 50)
@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_made_is_told_and_does_not_end_the_run(tmp_path,
 
 TOUCH_AGAIN = """
 import ctypes, resource
-from flaxformer_lite import runtime
+from flaxformer_lite.system import runtime
 {keep}
 libc, size = ctypes.CDLL(None), 200 << 20
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
@@ -99,7 +99,7 @@ import os, resource, sys
 devices, kept = (int(word) for word in sys.argv[1:])
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
 import jax, jax.numpy as jnp
-from flaxformer_lite import runtime
+from flaxformer_lite.system import runtime
 from flaxformer_lite.training import parallel
 assert runtime.cpu_devices() == devices
 if kept:
@@ -126,7 +126,9 @@ def test_a_program_runs_again_without_fresh_pages_on_one_device_and_on_two(devic
     assert fresh_bytes(0) > 10 * fresh_bytes(devices)
 
 
-COUNT_DEVICES = "import jax; from flaxformer_lite import runtime; print(runtime.cpu_devices(), len(jax.devices()))"
+COUNT_DEVICES = (
+    "import jax; from flaxformer_lite.system import runtime; print(runtime.cpu_devices(), len(jax.devices()))"
+)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_a_run_starts_in_silence_where_the_package_for_an_accelerator_is_install
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")])
     code = (
-        "import jax; from flaxformer_lite import runtime; from flaxformer_lite.training import parallel; "
+        "import jax; from flaxformer_lite.system import runtime; from flaxformer_lite.training import parallel; "
         "runtime.start(); parallel.initialize(None, None, None); print(jax.devices()[0].platform)"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

@@ -8,16 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flaxformer_lite.decoding.sampling import (
-    forbid,
-    force,
-    greedy,
-    keep_top_k,
-    keep_top_p,
-    no_early_end,
-    no_repeated_ngram,
-    sample,
-)
+from flaxformer_lite.decoding.constraints import forbid, force, no_early_end, no_repeated_ngram
+from flaxformer_lite.decoding.sampling import greedy, keep_top_k, keep_top_p, sample
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

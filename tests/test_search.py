@@ -11,9 +11,10 @@ import pytest
 import runs
 
 from flaxformer_lite.config import CHOICES, DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.decoding.decoder import Decoder
-from flaxformer_lite.decoding.generate import continuation, search, translation
+from flaxformer_lite.decoding.methods import beam_search
+from flaxformer_lite.decoding.task import continuation, translation
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.training import parallel
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -107,7 +108,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all_translations_of_a_model(option
     model, params = built()
     prefix_BP = jnp.asarray([[*options["prefix"], PAD]]) if "prefix" in options else None
     task = translation(model, config, params, sources(2), jnp.arange(1), prefix_BP)
-    (found,) = texts_of(jax.jit(lambda: search(task, config, n_best=n_best, capacities=(4, 7)))())
+    (found,) = texts_of(jax.jit(lambda: beam_search(task, config, n_best=n_best, capacities=(4, 7)))())
     assert [tuple(ids) for ids, _ in found] == [ids for ids, _ in expected]
     np.testing.assert_allclose([score for _, score in found], [score for _, score in expected], atol=1e-4)
 
@@ -142,7 +143,7 @@ def test_with_every_position_scheme_beams_with_a_cache_find_what_full_forwards_f
     source_BS, limits = sources(3, 5, 0, 1), [4 + 5, 6 + 5, 0, 2 + 5]
     config = DecodeConfig(method="beam", beam_size=3, max_extra_length=5)
     task = translation(model, config, params, source_BS, jnp.arange(4))
-    found = texts_of(jax.jit(lambda: search(task, config, n_best=3, capacities=(11,)))())
+    found = texts_of(jax.jit(lambda: beam_search(task, config, n_best=3, capacities=(11,)))())
     apply = jax.jit(lambda *inputs: jax.nn.log_softmax(model.apply({"params": params}, *inputs)))
     expected = [by_full_forwards(apply, source_BS[b], config, limits[b]) for b in range(4)]
     assert len({len(ids) for row in expected for ids, _ in row}) > 1
@@ -157,7 +158,7 @@ def test_beams_of_a_language_model_go_on_from_their_prompts_with_the_probability
     prompts = jnp.array([[5, 4, 6], [6, PAD, PAD], [PAD] * 3])
     decode = DecodeConfig(method="beam", beam_size=5, max_extra_length=4, no_repeat_ngram=2)
     task = continuation(model, decode, params, prompts, jnp.array([0, 1, -1]))
-    found = texts_of(jax.jit(lambda: search(task, decode, n_best=3, capacities=(5, 9)))())
+    found = texts_of(jax.jit(lambda: beam_search(task, decode, n_best=3, capacities=(5, 9)))())
     assert [len(row) for row in found] == [3, 3, 0]
     apply = jax.jit(model.apply)
     for prompt, row in zip(prompts, found[:2], strict=False):
@@ -293,6 +294,6 @@ def test_symbols_that_no_text_holds_are_in_no_hypothesis_also_where_they_are_the
     task = translation(model, DecodeConfig(), params, sources(2, 0, 5), jnp.arange(3))
 
     config = DecodeConfig(method="beam", beam_size=4, min_length=3)
-    found = texts_of(jax.jit(lambda: search(task, config, n_best=4, capacities=(9,)))())
+    found = texts_of(jax.jit(lambda: beam_search(task, config, n_best=4, capacities=(9,)))())
     assert [len(row) for row in found] == [4, 0, 4]
     assert all(len(ids) > 3 and not {PAD, BOS, UNK} & set(ids) for row in found for ids, _ in row)

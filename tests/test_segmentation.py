@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from flaxformer_lite.data import tokenizer
-from flaxformer_lite.data.segmentation import Segmenter, mixed, uniform
-from flaxformer_lite.data.tokenizer import Tokenizer, escape
+from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.data.tokens.segmentation import Segmenter, mixed, uniform
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer, escape
 
 WORDS = "anna otto regal lager nebel Straße Bäume Haus Katze Hund Garten Fenster 1999 7 \u2581 a\x00b  x".split(" ")
 WORDS += ["\U0001f468\u200d"]

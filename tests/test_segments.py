@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from flaxformer_lite.data.segments import Segment, cut, join
+from flaxformer_lite.lines.chunks import Segment, cut, join
 
 
 def at_most(length):

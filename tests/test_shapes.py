@@ -15,8 +15,8 @@ from flaxformer_lite.config import CHOICES, ModelConfig, check_model
 from flaxformer_lite.model.embeddings import Inputs
 from flaxformer_lite.model.layers import Residual
 from flaxformer_lite.model.masks import Places
+from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
-from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

@@ -13,13 +13,14 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from flaxformer_lite.config import CHOICES, Config, ModelConfig, OptimConfig
-from flaxformer_lite.data import batch_shapes
-from flaxformer_lite.data.batching import BatchPlan
-from flaxformer_lite.data.loader import Batches, Tokens
+from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches.batching import BatchPlan
+from flaxformer_lite.data.batches.loader import Batches, Tokens
 from flaxformer_lite.decoding.decoder import Decoder
-from flaxformer_lite.model import transformer
+from flaxformer_lite.model import parameters, transformer
 from flaxformer_lite.training import checkpoint, metrics, optim, parallel, sharding
 from flaxformer_lite.training import losses as losses_lib
+from flaxformer_lite.training import state as state_lib
 from flaxformer_lite.training import step as step_lib
 
 STEPS, HALF, ROWS, LENGTH = 20, 10, 16, 13
@@ -43,7 +44,7 @@ class Way(NamedTuple):
     """The state before the first step, and how it is held."""
 
     mode: parallel.MeshMode
-    state: step_lib.TrainState
+    state: state_lib.TrainState
 
 
 @functools.cache
@@ -57,7 +58,7 @@ def trained() -> tuple:
 @functools.cache
 def way(sizes: tuple[int, int, int]) -> Way:
     mode = parallel.MeshMode(parallel.make_mesh(*sizes))
-    return Way(mode, mode.make_state(functools.partial(step_lib.init_state, *trained(), seed=5, ema=True)))
+    return Way(mode, mode.make_state(functools.partial(state_lib.init_state, *trained(), seed=5, ema=True)))
 
 
 @functools.cache
@@ -80,7 +81,7 @@ def batches() -> list[dict[str, np.ndarray]]:
     return [every[step] for step in range(STEPS)]
 
 
-def train(sizes: tuple, state: step_lib.TrainState, first: int, last: int) -> tuple[step_lib.TrainState, list[float]]:
+def train(sizes: tuple, state: state_lib.TrainState, first: int, last: int) -> tuple[state_lib.TrainState, list[float]]:
     mode, run, losses = way(sizes).mode, compiled_step(sizes), []
     for batch in batches()[first:last]:
         state, sums = run(state, mode.put_batch(batch))
@@ -89,7 +90,7 @@ def train(sizes: tuple, state: step_lib.TrainState, first: int, last: int) -> tu
 
 
 @functools.cache
-def halves(sizes: tuple[int, int, int]) -> tuple[step_lib.TrainState, list[float], list[float]]:
+def halves(sizes: tuple[int, int, int]) -> tuple[state_lib.TrainState, list[float], list[float]]:
     """The state in the middle, and the losses before and after it."""
     middle, before = train(sizes, way(sizes).state, 0, HALF)
     return middle, before, train(sizes, middle, HALF, STEPS)[1]
@@ -217,7 +218,7 @@ def models() -> list[ModelConfig]:
 def test_every_parameter_of_every_model_has_one_rule_and_every_rule_is_needed():
     used = set()
     for config in models():
-        params = step_lib.param_shapes(transformer.build_model(config))
+        params = parameters.shapes(transformer.build_model(config))
         sharding.check(params, parallel.make_mesh(1))
         names = [sharding._name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         used |= {rule for name in names for rule in sharding.rules_for(name)}
@@ -256,7 +257,7 @@ def test_a_rule_for_another_number_of_dimensions_is_named():
     ],
 )
 def test_what_the_devices_cannot_share_evenly_is_named_before_anything_is_compiled(sizes, changes, message):
-    params = step_lib.param_shapes(transformer.build_model(dataclasses.replace(MODEL, **changes)))
+    params = parameters.shapes(transformer.build_model(dataclasses.replace(MODEL, **changes)))
     with pytest.raises(ValueError, match=message):
         sharding.check(params, parallel.make_mesh(*sizes))
 

@@ -14,17 +14,19 @@ import pytest
 import runs
 
 from flaxformer_lite.config import CHOICES, ModelConfig
+from flaxformer_lite.fields import BOS, PAD
+from flaxformer_lite.model import parameters
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.embeddings import project
 from flaxformer_lite.model.transformer import build_model
-from flaxformer_lite.training import losses, metrics, step
+from flaxformer_lite.training import losses, metrics, predictions
+from flaxformer_lite.training.predictions import shift_right
+from flaxformer_lite.training.state import init_state
 from flaxformer_lite.training.step import (
     confusion_step,
     eval_step,
     gradient_sums,
-    init_state,
     loss_sums,
-    shift_right,
     train_step,
 )
 
@@ -89,7 +91,7 @@ def transformer_of(architecture, **changes):
     model = build_model(dataclasses.replace(TRANSFORMER, architecture=architecture, **changes))
     rng = np.random.default_rng(5)
     draw = lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape), jnp.float32)  # noqa: E731
-    return model, jax.tree.map(draw, step.param_shapes(model))
+    return model, jax.tree.map(draw, parameters.shapes(model))
 
 
 BATCH = make_batch()
@@ -149,15 +151,7 @@ def test_padding_after_packed_texts_reads_no_token_of_theirs():
     labels, segment = jnp.array([[7, 2, 8, 2, 0, 0]]), jnp.array([[1, 1, 2, 2, 0, 0]])
     read = shift_right(labels, segment)[0]
     assert read[:4].tolist() == [1, 7, 1, 8]
-    assert set(read[4:].tolist()) <= {step.PAD, step.BOS}
-
-
-def test_padding_and_the_start_symbol_are_those_of_the_tokenizer():
-    from flaxformer_lite.data import tokenizer
-    from flaxformer_lite.model import masks
-
-    assert (step.PAD, step.BOS) == (tokenizer.PAD, tokenizer.BOS)
-    assert step.PAD == masks.PAD
+    assert set(read[4:].tolist()) <= {PAD, BOS}
 
 
 def log_probabilities(state):
@@ -267,14 +261,14 @@ def test_with_r_drop_what_is_minimised_is_the_mean_loss_of_two_draws_and_how_far
     def log_p(rows):
         mode = dict(deterministic=False, rngs={"dropout": key}, row_B=rows["row"], model=model)
         if architecture == "encoder_classifier":
-            return jax.nn.log_softmax(step.classify(params, rows, **mode)[0])
+            return jax.nn.log_softmax(predictions.of_classes(params, rows, **mode).x)
         weights = model.apply({"params": params}, method="output_weights")
-        return jax.nn.log_softmax(project(step.features(params, rows, **mode), weights, model.config))
+        return jax.nn.log_softmax(project(predictions.of_tokens(params, rows, **mode).x, weights, model.config))
 
     weights = batch["label"][:, None] >= 0 if architecture == "encoder_classifier" else batch["target"] > 0
     p, q = (np.asarray(log_p(rows), np.float64) for rows in (batch, again))
     both_ways = (((np.exp(p) - np.exp(q)) * (p - q)).sum(axis=-1) * weights).sum()
-    objective, sums = jitted(loss_sums, r_drop=r_drop, **options)(params, batch, dropout_key=key)
+    objective, sums = jitted(loss_sums, r_drop_weight=r_drop, **options)(params, batch, dropout_key=key)
     mean = (draws[0][0] + draws[1][0]) / 2
     assert both_ways > 0.1 and abs(draws[0][0] - draws[1][0]) > 1e-3
     np.testing.assert_allclose(objective, mean + r_drop / 4 * both_ways, rtol=1e-5)
@@ -282,7 +276,7 @@ def test_with_r_drop_what_is_minimised_is_the_mean_loss_of_two_draws_and_how_far
 
 
 def test_with_r_drop_microbatches_and_parts_of_the_logits_give_the_gradients_of_the_whole(state, monkeypatch):
-    options, params, key = dict(model=MODEL, r_drop=4.0), state.params, {"dropout_key": jax.random.key(3)}
+    options, params, key = dict(model=MODEL, r_drop_weight=4.0), state.params, {"dropout_key": jax.random.key(3)}
     whole, sums = jitted(gradient_sums, **options)(params, BATCH, **key)
     parts, sums_of_parts = jitted(gradient_sums, microbatches=4, **options)(params, BATCH, **key)
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", 4 * T * V)  # two rows, each twice
@@ -295,7 +289,7 @@ def test_with_r_drop_microbatches_and_parts_of_the_logits_give_the_gradients_of_
 
 
 def test_r_drop_changes_nothing_where_nothing_is_dropped(state):
-    plain, weighted = (jitted(loss_sums, model=MODEL, r_drop=r)(state.params, BATCH) for r in (0.0, 4.0))
+    plain, weighted = (jitted(loss_sums, model=MODEL, r_drop_weight=r)(state.params, BATCH) for r in (0.0, 4.0))
     close(weighted, plain, rtol=0)
 
 
@@ -414,7 +408,7 @@ def test_the_state_at_the_start_is_a_function_of_the_seed(architecture):
     close(first, same, rtol=0)
     assert largest_difference(first.params, other.params) > 0.1
     assert (first.key_data != other.key_data).any()
-    assert jax.tree.map(jnp.shape, first.params) == jax.tree.map(lambda leaf: leaf.shape, step.param_shapes(model))
+    assert jax.tree.map(jnp.shape, first.params) == jax.tree.map(lambda leaf: leaf.shape, parameters.shapes(model))
 
 
 def test_on_one_batch_the_loss_falls():

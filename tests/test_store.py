@@ -14,10 +14,13 @@ import threading
 import numpy as np
 import pytest
 
-from flaxformer_lite.data import builders, cldr, store, tokenizer
-from flaxformer_lite.data.datasets import Dataset
-from flaxformer_lite.data.examples import Examples
-from flaxformer_lite.data.tokenizer import BOS, Tokenizer
+from flaxformer_lite.data.cldr import phrase_families
+from flaxformer_lite.data.sources import builders
+from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.data.sources.examples import Examples
+from flaxformer_lite.data.tokens import store, tokenizer
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.fields import BOS
 
 TEXTS = [f"{word} {number}" for number in range(23) for word in ("one", "größer", "seven of them", "")]
 
@@ -270,7 +273,7 @@ def phrases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tfds")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(folder))
-        patched.setattr(cldr, "phrases", functools.partial(cldr.phrases, per_kind=56))
+        patched.setattr(phrase_families, "phrases", functools.partial(phrase_families.phrases, per_kind=56))
         patched.setattr(builders, "HELD_OUT", 20)
         dataset = Dataset("cldr_translate/en-de")
         dataset.prepare()
@@ -294,7 +297,8 @@ def test_processes_write_what_one_writes_without_jax_and_without_a_word(
     columns = store.tokenised(without_store(phrases, folder), tokens, processes=2)
     assert as_lists(columns) == whole(phrases, tokens)
     assert capfd.readouterr() == ("", "") and caplog.text == ""
-    loaded = "import sys; from flaxformer_lite.data import datasets, store; print('jax' in sys.modules)"
+    modules = "flaxformer_lite.data.sources.datasets, flaxformer_lite.data.tokens.store"
+    loaded = f"import sys, {modules}; print('jax' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", loaded], text=True) == "False\n"
 
 

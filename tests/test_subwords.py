@@ -6,11 +6,12 @@ import threading
 import numpy as np
 import pytest
 
-from flaxformer_lite.data import tokenizer
-from flaxformer_lite.data.examples import Examples
-from flaxformer_lite.data.ragged import Ragged
-from flaxformer_lite.data.subwords import Drawing, planned
-from flaxformer_lite.data.tokenizer import BOS, Tokenizer
+from flaxformer_lite.data.sources.examples import Examples
+from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.data.tokens.ragged import Ragged
+from flaxformer_lite.data.tokens.subwords import Drawing, planned
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.fields import BOS
 
 WORDS = "Haus Baum Katze Hund Garten Fenster Wasser Feuer Himmel Straße Bruder Schwester Kirche Schule \u2581".split()
 RANDOM = random.Random(0)

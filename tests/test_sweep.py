@@ -16,11 +16,12 @@ from conftest import made_once
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from flaxformer_lite import command_line, commands
+from flaxformer_lite import config_files
+from flaxformer_lite.cli import train_flags
 from flaxformer_lite.config import resolve
 from flaxformer_lite.sweep import process
-from flaxformer_lite.sweep.report import TIMES
 from flaxformer_lite.sweep.results import SweepFolder
+from flaxformer_lite.sweep.sweep_report import TIMES
 
 HEAD = """
 from flaxformer_lite.config import default_config
@@ -73,7 +74,7 @@ def of_folder(folder: Path) -> set[int]:
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = entry.read_bytes()
-            if b"flaxformer_lite.sweep.leashed" in words and str(folder).encode() in words:
+            if b"flaxformer_lite.cli.sweep_child" in words and str(folder).encode() in words:
                 found.add(int(entry.parent.name))
     return found
 
@@ -136,10 +137,10 @@ def test_the_table_tells_what_the_logs_of_the_runs_tell(crashed_sweep):
 @pytest.mark.slow
 def test_the_best_config_is_a_file_that_train_takes(crashed_sweep):
     file = crashed_sweep / "report" / "best.py"
-    config = commands.parse_train([f"--config={file}"]).config
+    config = train_flags.parse_train([f"--config={file}"]).config
     best = min((r for r in SweepFolder(crashed_sweep).rows() if r.runs), key=lambda row: row.mean("loss"))
     assert config.optim.learning_rate == best.params["optim.learning_rate"]
-    assert config == resolve(command_line.load_config(crashed_sweep / "points" / f"{best.number:04}" / "config.py"))
+    assert config == resolve(config_files.load_config(crashed_sweep / "points" / f"{best.number:04}" / "config.py"))
 
 
 @pytest.mark.slow
@@ -180,10 +181,10 @@ def test_the_report_is_written_from_the_folder_alone(crashed_sweep):
     ],
 )
 def test_a_command_that_would_be_misunderstood_is_refused(arguments, message):
-    from flaxformer_lite.sweep import requests
+    from flaxformer_lite.cli import sweep_flags
 
     with pytest.raises((ValueError, SystemExit)) as caught:
-        requests.parse_sweep(arguments)
+        sweep_flags.parse_sweep(arguments)
     assert message in str(caught.value)
 
 

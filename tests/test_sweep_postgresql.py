@@ -13,9 +13,9 @@ import pytest
 import runs
 from test_sweep import HEADS, SEES_PROCESSES, of_folder, start, table, write_sweep
 
+from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.sweep.results import SweepFolder
 from flaxformer_lite.sweep.study import Study
-from flaxformer_lite.training import writers
 
 
 def program(name: str) -> str | None:
@@ -147,7 +147,7 @@ def test_a_database_that_is_away_for_a_while_costs_no_point(server, tmp_path):
         runs.wait_until(lambda: runs.last_step(workdir) >= 5, sweeping)
 
         def ended() -> bool:
-            return any(line["split"] == "test" for line in writers.read_metrics(workdir / "metrics.jsonl"))
+            return any(line["split"] == "test" for line in metrics_log.read_metrics(workdir / "metrics.jsonl"))
 
         server.stop()
         try:

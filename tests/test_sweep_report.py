@@ -8,9 +8,9 @@ import statistics
 
 import pytest
 
-from flaxformer_lite import command_line
+from flaxformer_lite import config_files
 from flaxformer_lite.config import resolve
-from flaxformer_lite.sweep import pictures, report, space
+from flaxformer_lite.sweep import space, sweep_plots, sweep_report
 from flaxformer_lite.sweep.results import Row, RunResult, SweepFolder, read_run
 from flaxformer_lite.sweep.space import Settings
 
@@ -64,7 +64,7 @@ def rows_of(text):
 
 
 def test_the_table_has_every_point_with_the_mean_and_spread_of_its_best_evaluations(folder):
-    report.write(folder)
+    sweep_report.write(folder)
     thin, wide, broken, waiting = rows_of((folder.report / "results.csv").read_text())
     assert [row["state"] for row in (thin, wide, broken, waiting)] == ["complete", "complete", "failed", "waiting"]
     assert float(thin["bleu"]) == 12.25 and float(wide["bleu"]) == 21.5
@@ -77,7 +77,7 @@ def test_the_table_has_every_point_with_the_mean_and_spread_of_its_best_evaluati
 
 
 def test_readers_get_what_each_point_changes_the_best_in_bold_and_why_a_point_failed(folder):
-    text, _ = report.write(folder)
+    text, _ = sweep_report.write(folder)
     lines = text.splitlines()
     assert lines[0].startswith("| point | row | changes | state | seeds | bleu | loss | best step | parameters |")
     assert lines[2].startswith("| 0 | thin \\| small | model.d_ff=64 | complete | 2 | 12.25 ± 1.768 | ")
@@ -87,14 +87,14 @@ def test_readers_get_what_each_point_changes_the_best_in_bold_and_why_a_point_fa
 
 
 def test_the_best_is_the_complete_point_whose_mean_is_best(folder):
-    report.write(folder)
-    best = resolve(command_line.load_config(folder.report / "best.py"))
+    sweep_report.write(folder)
+    best = resolve(config_files.load_config(folder.report / "best.py"))
     assert (best.model.d_ff, best.data.buckets) == (4096, (16, 40))
     assert (folder.report / "best.py").read_text().startswith('"""The best: point 1 of the sweep widths."""')
 
 
 def test_every_run_has_a_line_of_its_own(folder):
-    report.write(folder)
+    sweep_report.write(folder)
     runs = rows_of((folder.report / "runs.csv").read_text())
     assert [(row["point"], row["seed"], float(row["bleu"])) for row in runs] == [
         ("0", "0", 11.0), ("0", "5", 13.5), ("1", "0", 20.0), ("1", "5", 23.0), ("2", "0", 50.0)
@@ -102,10 +102,10 @@ def test_every_run_has_a_line_of_its_own(folder):
 
 
 def test_the_same_folder_gives_the_same_files_again(folder):
-    _, paths = report.write(folder)
+    _, paths = sweep_report.write(folder)
     before = {path: path.read_bytes() for path in paths}
     assert {path.name for path in paths} >= {"parallel.png", "parameters.svg", "importance.png"}
-    report.write(folder)
+    sweep_report.write(folder)
     assert {path: path.read_bytes() for path in paths} == before
 
 
@@ -113,7 +113,7 @@ def test_a_table_that_cannot_be_written_is_shown_all_the_same(folder):
     (folder.path / "report").write_text("taken")
     shown = []
     with pytest.raises(ValueError, match=rf"^{folder.path}/report: cannot be written: "):
-        report.write(folder, show=shown.append)
+        sweep_report.write(folder, show=shown.append)
     assert shown[0].startswith("| point |")
 
 
@@ -139,7 +139,7 @@ def test_a_sweep_without_notes_shows_its_parameters_and_what_has_not_begun_leave
     )
     folder = SweepFolder(tmp_path / "S")
     folder.begin(space.load(file))
-    text, paths = report.write(folder)
+    text, paths = sweep_report.write(folder)
     assert text.splitlines()[0].startswith("| point | heads | state | seeds | loss |")
     assert text.splitlines()[2:] == [f"| {n} | {heads} | waiting | 0 |  |  |  |  |  |" for n, heads in ((0, 1), (1, 8))]
     assert {path.name for path in paths} == {"results.csv", "runs.csv", "results.md"}
@@ -150,7 +150,7 @@ PARAMS = [{"heads": heads, "rate": rate, "scheme": scheme} for heads, rate, sche
 
 
 def test_parallel_coordinates_draw_a_line_for_each_point_through_its_values():
-    figure = pictures.parallel_coordinates(PARAMS, [3.0, 1.0, 2.0], "loss", minimize=True)
+    figure = sweep_plots.parallel_coordinates(PARAMS, [3.0, 1.0, 2.0], "loss", minimize=True)
     (panel,) = figure.axes
     lines = [line for line in panel.lines if len(line.get_xdata()) == 4]
     assert len(lines) == 3 and [text.get_text() for text in panel.get_xticklabels()] == [
@@ -165,7 +165,7 @@ def test_parallel_coordinates_draw_a_line_for_each_point_through_its_values():
 
 
 def test_each_parameter_has_a_panel_with_a_dot_for_each_point():
-    figure = pictures.by_parameter(PARAMS, [3.0, 1.0, 2.0], "loss")
+    figure = sweep_plots.by_parameter(PARAMS, [3.0, 1.0, 2.0], "loss")
     heads, rate, scheme = figure.axes
     assert list(heads.lines[0].get_xdata()) == [1, 2, 4] and list(heads.lines[0].get_ydata()) == [3.0, 1.0, 2.0]
     assert rate.get_xscale() == "log" and heads.get_xscale() == "linear"
@@ -174,6 +174,6 @@ def test_each_parameter_has_a_panel_with_a_dot_for_each_point():
 
 
 def test_the_most_important_parameter_is_on_top():
-    (panel,) = pictures.importance({"heads": 0.1, "rate": 0.7, "scheme": 0.2}, "loss").axes
+    (panel,) = sweep_plots.importance({"heads": 0.1, "rate": 0.7, "scheme": 0.2}, "loss").axes
     assert [text.get_text() for text in panel.get_yticklabels()] == ["heads", "scheme", "rate"]
     assert [bar.get_width() for bar in panel.patches] == [0.1, 0.2, 0.7]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from flaxformer_lite import command_line
+from flaxformer_lite import config_files
 from flaxformer_lite.config import default_config, resolve
 from flaxformer_lite.sweep import space
 from flaxformer_lite.sweep.space import Settings, Walk
@@ -188,23 +188,23 @@ def test_a_point_written_as_a_file_is_the_same_config_again(load, tmp_path):
     ).points
     file = tmp_path / "point.py"
     file.write_text(space.as_file(point.config, "A point"))
-    assert resolve(command_line.load_config(file)) == point.config != resolve(default_config())
+    assert resolve(config_files.load_config(file)) == point.config != resolve(default_config())
 
 
 def test_a_label_may_hold_any_text(tmp_path):
     file = tmp_path / "point.py"
     file.write_text(space.as_file(resolve(default_config()), r'Point 3: files=C:\new\"x\N"""'))
-    assert resolve(command_line.load_config(file)) == resolve(default_config())
+    assert resolve(config_files.load_config(file)) == resolve(default_config())
 
 
-@pytest.mark.parametrize(("name", "file"), sorted(command_line.shipped_configs("sweeps").items()))
+@pytest.mark.parametrize(("name", "file"), sorted(config_files.shipped_configs("sweeps").items()))
 def test_a_shipped_sweep_can_be_read_and_tells_its_command(name, file):
     assert len(space.load(file).points) >= 7
     assert f"Command   flaxformer-lite sweep --sweep={name}" in file.read_text(encoding="utf-8")
 
 
 def test_the_rows_of_table_3_keep_the_ratios_of_the_paper():
-    sweep = space.load(command_line.find_config("table3", kind="sweeps"), ["--config.model.d_model=256"])
+    sweep = space.load(config_files.find_config("table3", kind="sweeps"), ["--config.model.d_model=256"])
     rows = {point.notes["row"]: point.config.model for point in sweep.points}
     assert len(rows) == 20
     assert (rows["(A) h=32"].num_heads, rows["(A) h=32"].d_head) == (32, 8)  # 16 in the paper, at twice the width

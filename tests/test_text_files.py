@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from flaxformer_lite.data import text_files
-from flaxformer_lite.data.text_files import SORTS, Corpus, Found, check
+from flaxformer_lite.data.sources import text_files
+from flaxformer_lite.data.sources.text_files import SORTS, Corpus, Found, check
 
 LONGEST = 61
 TOO_LONG, NOT_UTF8, COLUMNS, NOT_JSON, NO_KEY, NO_TEXT, CONTROL, SEPARATOR, UNKNOWN_LABEL = SORTS

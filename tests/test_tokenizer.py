@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flaxformer_lite.data import tokenizer
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, cut_at_end, escape, pad_rows, unescape
+from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer, cut_at_end, escape, pad_rows, unescape
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 
 VOCAB = 311  # 4 special tokens, 256 bytes and 51 more
 WORDS = (

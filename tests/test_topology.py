@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from flaxformer_lite.system.accelerators import ACCELERATORS
 from flaxformer_lite.training import topology
-from flaxformer_lite.training.accelerators import ACCELERATORS
 
 
 @pytest.mark.parametrize(

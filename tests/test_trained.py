@@ -11,13 +11,13 @@ import pytest
 
 from flaxformer_lite import classify, generate, trained, translate
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from flaxformer_lite.data import segments
-from flaxformer_lite.data.line_windows import Window
-from flaxformer_lite.data.tokenizer import BOS, EOS
+from flaxformer_lite.fields import BOS, EOS
+from flaxformer_lite.lines import chunks
+from flaxformer_lite.lines.line_windows import Window
 from flaxformer_lite.model import transformer
+from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.training import parallel
 from flaxformer_lite.training.checkpoint import Checkpoints
-from flaxformer_lite.training.step import param_shapes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -118,7 +118,7 @@ def test_a_stream_refuses_a_text_that_is_too_long_or_translates_its_segments_and
         next(stream)
     whole = list(translator.stream(texts, window=5, long="split"))
     assert whole[:17] == whole[18:] == translator(TEXTS)
-    parts = [segment.text for segment in segments.cut(long, translator.run.fits)]
+    parts = [segment.text for segment in chunks.cut(long, translator.run.fits)]
     assert len(parts) == 4 and whole[17] == "".join(translator(parts))
 
 

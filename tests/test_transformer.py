@@ -13,8 +13,9 @@ import pytest
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.model import positions
 from flaxformer_lite.model.masks import Places
+from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
-from flaxformer_lite.training.step import gradient_sums, param_shapes
+from flaxformer_lite.training.step import gradient_sums
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

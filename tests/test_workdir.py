@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import runs
 
-from flaxformer_lite import line_job, places, workdir
 from flaxformer_lite.config import MAY_DIFFER_ON_RESUME, Config, differences, to_dict
-from flaxformer_lite.training.writers import MetricsWriter
+from flaxformer_lite.lines import line_job, line_windows
+from flaxformer_lite.runs import workdir
+from flaxformer_lite.runs.metrics_log import MetricsWriter
+from flaxformer_lite.system import storage
 
 
 def changed(section: str, **fields) -> Config:
@@ -82,7 +84,7 @@ def test_a_new_folder_is_named_after_its_config():
 
 def test_a_text_that_is_written_whole_replaces_the_old_one_and_leaves_no_other_file(tmp_path):
     (tmp_path / "a").write_text("old")
-    places.write_whole(tmp_path / "a", "new")
+    storage.write_whole(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "new"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -97,7 +99,7 @@ def test_a_text_that_is_only_half_written_leaves_the_old_one_and_no_other_file(t
 
     monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(OSError, match="no space left"):
-        places.write_whole(tmp_path / "a", "new")
+        storage.write_whole(tmp_path / "a", "new")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]
 
 
@@ -197,10 +199,10 @@ def test_a_disk_without_locks_has_none_and_one_that_fails_is_told(tmp_path, monk
     run, full = tmp_path / "run", "cannot be written to: Input/output"
     with contextlib.nullcontext() if can_go_on else pytest.raises(ValueError, match=full), workdir.alone(run):
         assert run.is_dir()
-    with contextlib.nullcontext() if can_go_on else pytest.raises(OSError), places.locked(tmp_path / "lock"):
+    with contextlib.nullcontext() if can_go_on else pytest.raises(OSError), storage.locked(tmp_path / "lock"):
         pass
     with contextlib.nullcontext() if can_go_on else pytest.raises(ValueError, match="cannot be written: Input/output"):
-        line_job.run(job, lambda window: line_job.Answer(window.lines), asked=dict)
+        line_job.run(job, lambda window: line_windows.Answer(window.lines), asked=dict)
         assert (tmp_path / "out.txt").read_text() == "one\n"
 
 

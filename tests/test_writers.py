@@ -7,8 +7,9 @@ import os
 
 import pytest
 
-from flaxformer_lite.training import writers
-from flaxformer_lite.training.writers import MetricsWriter, Progress, read_metrics, remove_torn_line, table
+from flaxformer_lite.runs import metrics_log
+from flaxformer_lite.runs.metrics_log import MetricsWriter, read_metrics, remove_torn_line
+from flaxformer_lite.training.progress import Progress, table
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def path(tmp_path):
 def clock(monkeypatch):
     """A clock that stands still until it is moved."""
     now = [1000.0]
-    monkeypatch.setattr(writers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(metrics_log.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -41,7 +42,7 @@ def test_every_write_is_one_line_of_json_in_one_write(path, monkeypatch):
             written.append(data)
         return real(file, data)
 
-    monkeypatch.setattr(writers.os, "write", watched)
+    monkeypatch.setattr(metrics_log.os, "write", watched)
     writer.write(3, "train", {"loss": 1.5, "accuracy": 0.25})
     writer.write(5, "validation", {"loss": 1.25})
     writer.close()
@@ -84,7 +85,7 @@ def test_what_json_cannot_hold_becomes_null(path):
 
 def test_tensorboard_gets_the_same_numbers(path, monkeypatch):
     seen = []
-    monkeypatch.setattr(writers.tensorboardX.SummaryWriter, "add_scalar", lambda self, *args: seen.append(args))
+    monkeypatch.setattr(metrics_log.tensorboardX.SummaryWriter, "add_scalar", lambda self, *args: seen.append(args))
     writer = MetricsWriter(path.parent)
     writer.write(3, "train", {"loss": 1.5, "accuracy": 0.25})
     writer.close()
@@ -149,7 +150,7 @@ def test_a_torn_last_line_is_not_read(path):
 
 def test_scores_are_those_of_the_validation_split_by_step(path):
     write(path, record(5, loss=9.0), record(5, "validation", loss=3.0), record(7, "validation", loss=2.0))
-    assert writers.validation_scores(path, lambda r: -r["loss"]) == {5: -3.0, 7: -2.0}
+    assert metrics_log.validation_scores(path, lambda r: -r["loss"]) == {5: -3.0, 7: -2.0}
 
 
 class Terminal(io.StringIO):

@@ -10,17 +10,18 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from flaxformer_lite import agreement
 from flaxformer_lite.config import Config, DataConfig
-from flaxformer_lite.data import loader, store, subwords, tokenizer
-from flaxformer_lite.data.batching import BatchPlan, PackedPlan
-from flaxformer_lite.data.datasets import Dataset
-from flaxformer_lite.data.examples import Examples, Reader
-from flaxformer_lite.data.loader import Batches, Tokens
-from flaxformer_lite.data.own_text import OwnText
-from flaxformer_lite.data.subwords import Drawing
-from flaxformer_lite.data.tokenizer import BOS, Tokenizer
-from flaxformer_lite.fields import OWN_TEXT
+from flaxformer_lite.data.batches import loader
+from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
+from flaxformer_lite.data.batches.loader import Batches, Tokens
+from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.data.sources.examples import Examples, Reader
+from flaxformer_lite.data.sources.own_text import OwnText
+from flaxformer_lite.data.tokens import store, subwords, tokenizer
+from flaxformer_lite.data.tokens.subwords import Drawing
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.fields import BOS, OWN_TEXT
+from flaxformer_lite.runs import multihost
 
 ROLES = ("train", "validation", "test")
 READ_AT_ONCE = 8192  # examples held as text where a split is not held as a whole
@@ -199,7 +200,7 @@ def _stored(reader: Reader, tokens: Tokenizer, config: Config) -> Tokens:
     Process 0 stores what is not stored yet; where the others do not see what it has written, they do the same.
     """
     if jax.process_count() > 1:
-        agreement.by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)))
+        multihost.by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)))
     columns = store.tokenised(reader, tokens, start=_start(config), show=jax.process_index() == 0)
     label = columns.pop("label", None)
     return Tokens(**columns, label=None if label is None else np.asarray(label.values, np.int32))
@@ -257,7 +258,7 @@ def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, unproved:
                 "put the old text back, or delete it, which makes a new one."
             )
 
-    agreement.by_process_0(provide)
+    multihost.by_process_0(provide)
 
 
 def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool = False) -> Data:
@@ -291,9 +292,9 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
                     splits["train"],
                 )
 
-    agreement.together(prepare)
+    multihost.together(prepare)
     provide_tokenizer(config, dataset, tokenizer_path, unproved=unproved)
-    tokens = agreement.together(lambda: tokenizer.load(tokenizer_path))
+    tokens = multihost.together(lambda: tokenizer.load(tokenizer_path))
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_part(dataset, "validation", tokens, config)
     return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))

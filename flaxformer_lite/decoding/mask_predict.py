@@ -1,4 +1,4 @@
-"""Mask-predict: all tokens of a text at once, the unlikeliest again and again. Ghazvininejad 2019; it knows no model.
+"""Mask-predict: all tokens of a text at once, the least probable ones again. Ghazvininejad 2019. Needs no model.
 
 C  candidates, texts of different lengths of which the best is taken      T  most tokens of a text
 """
@@ -8,17 +8,18 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-PAD = 0  # the token id that fills a row after its last token
+from flaxformer_lite.fields import PAD
+
 NONE = -jnp.inf  # the score of a candidate that does not exist
 
-# Ids (B, C, T), some of them masked -> of every place the likeliest token, and its log-probability.
+# Ids (B, C, T), some of them masked -> the most probable token of every position, and its log-probability.
 Predict = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
-def likeliest_lengths(
+def most_probable_lengths(
     logits_BL: jax.Array, shortest: int, limit_B: jax.Array, *, count: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The `count` likeliest lengths of each row, likeliest first, and their log-probabilities among all: (B, count).
+    """Returns the `count` most probable lengths of each row and their log-probabilities, best first: (B, count) each.
 
     0 where there are fewer. Section 3.3.
 
@@ -87,6 +88,6 @@ def mask_predict(
     ids_BCT, log_prob_BCT = jax.lax.fori_loop(0, iterations, one_step, (ends_BCT, jnp.zeros(shape, jnp.float32)))
     total_BC = jnp.where(place_BCT < length_BC1, log_prob_BCT, 0).sum(axis=-1)
     score_BC = jnp.where(length_BC > 0, (total_BC + length_log_prob_BC) / (length_BC + 1), NONE)
-    best_B = score_BC.argmax(axis=1)  # of equals the likelier length
+    best_B = score_BC.argmax(axis=1)  # of equals the more probable length
     ids_BT = jnp.take_along_axis(ids_BCT, best_B[:, None, None], axis=1)[:, 0]
     return ids_BT, jnp.take_along_axis(score_BC, best_B[:, None], axis=1)[:, 0]

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.runs import metrics_log
+from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.trained import Trained
-from flaxformer_lite.training import writers
-from flaxformer_lite.workdir import Workdir
 
 UNKNOWN = "unknown"  # a licence that nobody has named
 SIGNED = ("bleu", "bleu_tokenized", "chrf")  # told only with what says how they were computed
@@ -75,7 +75,7 @@ def _scores(run: Trained, paths: Workdir) -> str:
 def _measured(run: Trained, paths: Workdir) -> Iterator[Mapping[str, Any]]:
     """Lines of the log, and the files that evaluations have left."""
     origin, last = run.origin, {}
-    for line in writers.read_metrics(paths.metrics):
+    for line in metrics_log.read_metrics(paths.metrics):
         if line["split"] == "validation" and line["step"] == origin.step and line.get("parameters") == origin.remark:
             last[line["split"]] = line
     yield from last.values()

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from flaxformer_lite.exchange import to_ctranslate2, to_huggingface, to_safetensors
 from flaxformer_lite.exchange.card import card
-from flaxformer_lite.places import new_folder, place
+from flaxformer_lite.runs.workdir import Workdir
+from flaxformer_lite.system.storage import new_folder, place
 from flaxformer_lite.trained import Trained
-from flaxformer_lite.workdir import Workdir
 
 
 def export(run: Trained, workdir: Path, output: Path, *, kind: str, quantization: str, license: str | None) -> None:

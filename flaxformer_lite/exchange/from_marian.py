@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import numpy as np
 from ml_collections import config_dict
 
 from flaxformer_lite import config as config_lib
-from flaxformer_lite import workdir as workdir_lib
+from flaxformer_lite import config_files
 from flaxformer_lite.config import Config, DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokenizer import MarianTokenizer, open_model, their_ids
+from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, open_model, their_ids
 from flaxformer_lite.exchange import marian
 from flaxformer_lite.fields import FIXED_BY_WEIGHTS, NOT_IN_WEIGHTS, READ_IF
-from flaxformer_lite.places import new_folder, write_whole
+from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.runs.workdir import Workdir
+from flaxformer_lite.system.storage import new_folder, write_whole
 from flaxformer_lite.training.checkpoint import Checkpoints
-from flaxformer_lite.workdir import Workdir
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 MODELS = ("source.spm", "target.spm")
@@ -199,6 +200,27 @@ def _license(folder: Path) -> str | None:
     head = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
     line = re.search(r"^license:\s*(?:-\s*)?[\"']?([^\s\"']+)", head[1], re.MULTILINE) if head else None
     return line[1] if line else None
+
+
+def import_run(
+    folder: Path, workdir: Path, user_config: config_dict.ConfigDict, overrides: Sequence[str]
+) -> ModelConfig:
+    """Makes a workdir of a folder with a Marian model, and returns the config of the model.
+
+    Args:
+      user_config: how it is to be trained.
+      overrides: `--config.section.field=value` arguments.
+
+    Raises:
+      ValueError: as `read`, `check` and `write`.
+    """
+    source = read(folder)
+    if any(override.lstrip("-").startswith("config.decode.method=") for override in overrides):
+        source = dataclasses.replace(source, decode=of_any_method(source.decode))
+    config = config_lib.resolve(config_files.override(with_weights(user_config, source), overrides))
+    check(config, source)
+    write(source, workdir, config)
+    return source.model
 
 
 def with_weights(config: config_dict.ConfigDict, source: MarianFolder) -> config_dict.ConfigDict:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.data.tokenizer import BOS
+from flaxformer_lite.fields import BOS
 
 Arrays = Mapping[str, np.ndarray]
 

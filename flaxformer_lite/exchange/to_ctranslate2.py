@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK
 from flaxformer_lite.exchange import ctranslate2_spec
 from flaxformer_lite.exchange.folder import about_decoding, on_host, power_of_length, write_json, write_models
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.trained import Trained
 
 # Theirs ends once so many times the beam have ended, ours once none can be overtaken any more. With 2 both found the

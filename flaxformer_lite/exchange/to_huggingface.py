@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.data.tokenizer import BOS, EOS, PAD, UNK, MarianTokenizer, start_piece
+from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, start_piece
 from flaxformer_lite.exchange import marian
 from flaxformer_lite.exchange.folder import about_decoding, on_host, power_of_length, write_arrays, write_json
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.trained import Trained
 
 ACTIVATIONS = {ours: theirs for theirs, ours in reversed(marian.ACTIVATIONS.items())}

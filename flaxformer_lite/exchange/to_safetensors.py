@@ -35,7 +35,8 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
         "import numpy as np\n"
         "from flax.traverse_util import unflatten_dict\n"
         "from flaxformer_lite import config\n"
-        "from flaxformer_lite.data.tokenizer import BOS, EOS, load\n"
+        "from flaxformer_lite.data.tokens.tokenizer import load\n"
+        "from flaxformer_lite.fields import BOS, EOS\n"
         "from flaxformer_lite.model import transformer\n"
         "from safetensors.flax import load_file\n\n"
         'settings = config.resolve(json.loads(Path("config.json").read_text()))\n'

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from flaxformer_lite.fields import PAD
 from flaxformer_lite.model import devices
 from flaxformer_lite.model.devices import Devices
-from flaxformer_lite.model.masks import PAD, Pattern
+from flaxformer_lite.model.masks import Pattern
 from flaxformer_lite.model.positions import ScoreBias
 
 BLOCK = 256  # queries, and keys, of a block: the fastest of 128 to 1024, or close to it, at every length

@@ -10,7 +10,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-PAD = 0  # the token id that fills a row after its last token
+from flaxformer_lite.fields import PAD
 
 
 @flax.struct.dataclass

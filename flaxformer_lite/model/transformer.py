@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.config import ModelConfig, check_model
+from flaxformer_lite.fields import BOS
 from flaxformer_lite.model.attention import DecoderCache, KVCache
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.embeddings import Inputs, Output, project, token_embedding
@@ -14,7 +15,7 @@ from flaxformer_lite.model.positions import PositionBias
 
 # The start symbol, which no source holds, stands in front of the source of a masked decoder: what the encoder makes of
 # it tells the length of the target. Ghazvininejad 2019, section 2.3.
-LENGTH = 1
+LENGTH = BOS
 
 Memory = jax.Array | tuple[KVCache, ...]  # the encoder's output (B, S, D), or what `project_memory` makes of it
 

@@ -8,8 +8,8 @@ import jax
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data import batch_shapes
-from flaxformer_lite.model import backends, transformer
+from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.sweep.space import Point, Settings, refuse
 from flaxformer_lite.training import step as step_lib
 
@@ -24,9 +24,9 @@ def check_all(points: Sequence[Point], settings: Settings, where: str) -> None:
     refuse([f"point {number} ({point.label}): {what}" for number, point, what in found if what], where)
 
 
-def parameters(config: Config) -> int:
+def parameter_count(config: Config) -> int:
     """How many numbers the model of a run learns, whose config knows all sizes."""
-    shapes = step_lib.param_shapes(transformer.build_model(_sized(config).model))
+    shapes = parameters.shapes(transformer.build_model(_sized(config).model))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 

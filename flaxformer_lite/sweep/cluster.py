@@ -3,7 +3,7 @@
 import os
 import sys
 
-from flaxformer_lite.sweep.requests import SweepRequest
+from flaxformer_lite.sweep.request import SweepRequest
 
 
 def submit(request: SweepRequest) -> str:

@@ -2,9 +2,9 @@
 
 import sys
 
-from flaxformer_lite.sweep import check, cluster, report, space
+from flaxformer_lite.sweep import check, cluster, space, sweep_report
 from flaxformer_lite.sweep.board import Board
-from flaxformer_lite.sweep.requests import SweepRequest
+from flaxformer_lite.sweep.request import SweepRequest
 from flaxformer_lite.sweep.results import SweepFolder
 from flaxformer_lite.sweep.study import Study
 from flaxformer_lite.sweep.worker import Worker
@@ -58,6 +58,6 @@ def sweep(request: SweepRequest) -> int:
     if code:
         print(f"stopped; to go on: the same command with --workdir={folder.path}", file=sys.stderr)
         return code
-    _, paths = report.write(folder, show=print)
+    _, paths = sweep_report.write(folder, show=print)
     print(*paths, sep="\n")
     return int(bool(failed))

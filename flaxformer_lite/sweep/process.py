@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 STOPPED = (143, 130, -signal.SIGTERM, -signal.SIGINT)  # a signal has ended the run: it can go on
-TRAIN = (sys.executable, "-m", "flaxformer_lite.sweep.leashed")
+TRAIN = (sys.executable, "-m", "flaxformer_lite.cli.sweep_child")
 PATIENCE = 120.0  # seconds that a run has to save what it has
 
 

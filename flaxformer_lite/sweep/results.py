@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flaxformer_lite.places import write_new, write_whole
+from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.sweep.space import PER_RUN, Point, Settings, Sweep, scalar
 from flaxformer_lite.sweep.study import COMPLETE, FAILED, PRUNED, WAITING
-from flaxformer_lite.training import writers
+from flaxformer_lite.system.storage import write_new, write_whole
 
 BEGUN = "begun"  # by a worker, of which this folder does not tell whether it is at work
 ENDED = (COMPLETE, PRUNED, FAILED)
@@ -196,7 +196,7 @@ class PointFolder:
 
 def read_run(workdir: Path, seed: int, settings: Settings) -> RunResult | None:
     """What the log of a run tells; None before its first evaluation. Of equal evaluations the later counts."""
-    lines = writers.read_metrics(workdir / "metrics.jsonl")
+    lines = metrics_log.read_metrics(workdir / "metrics.jsonl")
     evaluated = evaluations(lines, settings.objective)
     if not evaluated:
         return None

@@ -21,8 +21,8 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from flaxformer_lite import command_line
 from flaxformer_lite import config as config_lib
+from flaxformer_lite import config_files
 from flaxformer_lite.config import CHOICES, Config, did_you_mean
 
 SAMPLERS, PRUNERS = ("grid", "random", "tpe"), ("none", "median", "halving")
@@ -88,8 +88,8 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Sweep:
     Raises:
       ValueError: the file fails or contradicts itself, or a point's config is wrong; the first five such are named.
     """
-    module = command_line.load_module(file)
-    base = command_line.override(command_line.config_of(module, file), overrides)
+    module = config_files.load_module(file)
+    base = config_files.override(config_files.config_of(module, file), overrides)
     settings = _settings(getattr(module, "SWEEP", {}), file)
     for name, default, value in config_lib.differences(Config(), config_lib.resolve(base)):
         if name in PER_RUN:
@@ -152,7 +152,7 @@ def _settings(given: Any, file: Path) -> Settings:
 
 def _listed(module: types.ModuleType, base: config_dict.ConfigDict, file: Path) -> list[Point]:
     """What `points(config)` lists; a key without a dot is a note."""
-    with command_line.blamed_on(file):
+    with config_files.blamed_on(file):
         listed = module.points(_copy(base))
     dicts = isinstance(listed, list) and bool(listed) and all(isinstance(point, dict) for point in listed)
     if not dicts or not all(isinstance(name, str) for point in listed for name in point):
@@ -181,7 +181,7 @@ def _listed(module: types.ModuleType, base: config_dict.ConfigDict, file: Path) 
 def _point_of(module: types.ModuleType, trial: Any, base: config_dict.ConfigDict, file: Path) -> Point:
     """The point that `suggest(trial, config)` makes. Raises ValueError that names its answers."""
     config = _copy(base)
-    with command_line.blamed_on(file):
+    with config_files.blamed_on(file):
         module.suggest(trial, config)
     params = dict(trial.params)
     try:

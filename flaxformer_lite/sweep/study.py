@@ -23,7 +23,7 @@ import sqlalchemy.exc
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from flaxformer_lite.places import locked
+from flaxformer_lite.system.storage import locked
 
 LEASE = 120.0  # seconds without a sign of life after which a point is another worker's to take up
 RENEWAL = 30.0  # seconds between signs of life

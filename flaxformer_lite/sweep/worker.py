@@ -5,14 +5,14 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from flaxformer_lite.places import write_whole
+from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.sweep import check, space
 from flaxformer_lite.sweep.board import Board
 from flaxformer_lite.sweep.process import STOPPED, Run
 from flaxformer_lite.sweep.results import ENDED, PointFolder, SweepFolder, evaluations
 from flaxformer_lite.sweep.space import Point, Sweep
 from flaxformer_lite.sweep.study import AWAY, COMPLETE, FAILED, LEASE, PRUNED, Claim, Study
-from flaxformer_lite.training import writers
+from flaxformer_lite.system.storage import write_whole
 from flaxformer_lite.training.interrupt import Interrupt
 
 NAP = 0.2  # seconds between looks at the processes
@@ -235,7 +235,7 @@ class _Active:
         size = file.stat().st_size if file.exists() else 0
         if size == self._size:
             return
-        lines = writers.read_metrics(file)
+        lines = metrics_log.read_metrics(file)
         self._step = max((line["step"] for line in lines if line["split"] == "train"), default=0)
         evaluated = evaluations(lines, self._settings.objective)
         if evaluated:

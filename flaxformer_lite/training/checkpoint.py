@@ -21,8 +21,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from flaxformer_lite import agreement
-from flaxformer_lite.places import absolute, in_bucket, remove_tree
+from flaxformer_lite.runs import multihost
+from flaxformer_lite.system.storage import absolute, in_bucket, remove_tree
 
 Tree = Any
 
@@ -293,10 +293,10 @@ class Checkpoints:
           ValueError: in some process it cannot be read, or is not what was written; then in all.
         """
         folder = self.directory / str(step)
-        parts, record = agreement.together(lambda: _read(folder, like))
+        parts, record = multihost.together(lambda: _read(folder, like))
         sums = {name: checksum(tree) for name, tree in parts.items()}
         wrong = [name for name, written in record.get("checksum", sums).items() if sums.get(name, written) != written]
-        agreement.together(lambda: _refuse(folder, wrong))
+        multihost.together(lambda: _refuse(folder, wrong))
         return parts, record
 
     def restore_average(self, steps: Sequence[int], like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:

@@ -179,7 +179,7 @@ class Background(threading.Thread):
 def _finish() -> None:
     """Waits for what is under way when Python ends: a thread that is stopped inside XLA aborts the whole process.
 
-    Commands end otherwise, see `command_line.exit_now`; this is for programs that call `fit`.
+    Commands end otherwise, see `cli.parser.exit_now`; this is for programs that call `fit`.
     """
     for background in [thread for thread in threading.enumerate() if isinstance(thread, Background)]:
         background.close(drop=True)

@@ -7,11 +7,13 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from flaxformer_lite.fields import EOS, PAD, UNK
 from flaxformer_lite.model.dropout import scramble
 
-# The unknown token is the mask. The tokenizer falls back to bytes, so that no text holds it, and no method of decoding
-# ever writes it: it needs no symbol of its own, and every vocabulary has it.
-PAD, END, MASK = 0, 2, 3
+# The unknown token is the mask: the tokenizer falls back to bytes, so that no text holds it, and no method of decoding
+# writes it. So a masked decoder needs no symbol of its own.
+MASK = UNK
+MASKING = 1  # folded into the step's key: dropout uses other random numbers
 
 
 @flax.struct.dataclass
@@ -24,6 +26,17 @@ class Masked:
     length_B: jax.Array  # int32: tokens of each target without its end symbol; 0 in an empty row
 
 
+def mask_batch(step_key: jax.Array | None, batch: dict[str, jax.Array]) -> Masked:
+    """Masks the targets of a batch.
+
+    Args:
+      step_key: what is masked is a function of this key and the row's number; None: of the text alone.
+    """
+    if step_key is None:
+        return mask_targets(jax.random.key(0), number_of_text(batch["target"]), batch["target"])
+    return mask_targets(jax.random.fold_in(step_key, MASKING), batch["row"], batch["target"])
+
+
 def mask_targets(key: jax.Array, row_B: jax.Array, target_BT: jax.Array) -> Masked:
     """Masks some tokens of each target: how many is uniform from 1 to all of them, and so is which.
 
@@ -34,7 +47,7 @@ def mask_targets(key: jax.Array, row_B: jax.Array, target_BT: jax.Array) -> Mask
       row_B: a number for each row; what is masked is a function of (key, row_B[b], length).
       target_BT: ids that end with the end symbol and then padding.
     """
-    length_B = ((target_BT != PAD) & (target_BT != END)).sum(axis=1)
+    length_B = ((target_BT != PAD) & (target_BT != EOS)).sum(axis=1)
     hidden_BT = draw(key, row_B, length_B, size=target_BT.shape[1])
     inputs_BT = jnp.where(hidden_BT, MASK, target_BT)
     return Masked(inputs_BT, target_BT, hidden_BT.astype(jnp.float32), length_B)

@@ -20,8 +20,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_lite import runtime
 from flaxformer_lite.model.devices import compiled_for
+from flaxformer_lite.system import runtime
 from flaxformer_lite.training import sharding
 from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
 

@@ -13,14 +13,15 @@ import jax
 from jax.sharding import Mesh
 
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data import batch_shapes
+from flaxformer_lite.data.batches import batch_shapes
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
-from flaxformer_lite.model import backends, transformer
-from flaxformer_lite.training import flops, hlo, memory, parallel, sharding, topology
+from flaxformer_lite.model import backends, parameters, transformer
+from flaxformer_lite.system import memory
+from flaxformer_lite.system.accelerators import ACCELERATORS, Accelerator
+from flaxformer_lite.system.memory import ADVICE, Memory
+from flaxformer_lite.training import flops, hlo, parallel, sharding, topology
 from flaxformer_lite.training import step as step_lib
-from flaxformer_lite.training.accelerators import ACCELERATORS, Accelerator
 from flaxformer_lite.training.hlo import RINGS, Collective
-from flaxformer_lite.training.memory import ADVICE, Memory
 
 LEFT_OUT = "by the compiler's estimates, which leave out kernels and collectives"
 UTILIZATION = 0.4
@@ -197,7 +198,7 @@ def decoding(config: Config, target: Target) -> Plan:
     config, mesh = _configured(dataclasses.replace(config, model=model), target), target.mesh
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=1)
     model = transformer.build_model(config.model)
-    params = step_lib.param_shapes(model)
+    params = parameters.shapes(model)
     sharding.check(params, mesh)
     decoder = Decoder(model, config.decode, rows_multiple=mesh.size, sharding=parallel.decoding_shardings(mesh))
     length = padded_length(max(config.data.buckets), config.model.max_length)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 from jax.experimental import topologies
 
-from flaxformer_lite.training.accelerators import ACCELERATORS
+from flaxformer_lite.system.accelerators import ACCELERATORS
 
 LARGEST_SLICE = 4096  # chips
 # Keeps libtpu from searching for a TPU, other hosts, and other processes.

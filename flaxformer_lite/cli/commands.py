@@ -1,0 +1,328 @@
+"""The commands: `flaxformer-lite COMMAND ...`, or `python -m flaxformer_lite COMMAND ...`."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from flaxformer_lite.cli import parser, run_flags, train_flags
+from flaxformer_lite.cli.parser import complain, exit_now, fail
+from flaxformer_lite.config import did_you_mean
+from flaxformer_lite.lines import whole_files
+
+USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tells more)
+
+  train      train a config, or go on with the run in a workdir
+  plan       tell what training a config would take of devices that are not here
+  evaluate   measure the best model of a run on a split
+  score      compare files of translations with references
+  translate  translate lines of text
+  classify   tell the class of lines of text
+  generate   let a language model write
+  plot       draw attention, positions, the learning rate, or the metrics of runs
+  sweep      train many configs, as a sweep's file says, or go on with a sweep
+  sweep-report   tell what a sweep has found so far
+  import     make a run of a Marian model of Hugging Face
+  export     write a run for CTranslate2, Hugging Face, or as named arrays
+
+Evaluate, translate, classify, generate, export, plot attention and plot positions use the best model of the run."""
+
+
+def train(arguments: Sequence[str]) -> int:
+    """flags -> train.fit; returns the exit code."""
+    request = train_flags.parse_train(arguments)
+    from flaxformer_lite.system import runtime
+
+    runtime.start()
+    import jax
+
+    from flaxformer_lite import train
+    from flaxformer_lite.system import memory
+    from flaxformer_lite.training import loop, parallel
+
+    parallel.initialize(*request.processes)
+    if request.workdir is None and jax.process_count() > 1:
+        raise ValueError("--workdir: several processes need one folder that all of them see; name it.")
+    try:
+        return train.fit(request.config, request.workdir or request.new_workdir)
+    except (loop.Diverged, memory.OutOfMemory) as error:
+        complain(str(error))
+        return 1
+    except jax.errors.JaxRuntimeError as error:
+        if memory.is_lack_of(error):  # before there was a step, as for the state alone
+            complain(f"out of memory: {str(error).splitlines()[0]}\n{memory.ADVICE}")
+            return 1
+        if jax.process_count() == 1:
+            raise
+        complain(
+            f"{str(error).splitlines()[0]}: most likely another process of this run has ended; its own log says why. "
+            "To go on from the newest checkpoint, start all of them again with the same --workdir."
+        )
+        return 1
+
+
+def plan(arguments: Sequence[str]) -> int:
+    """Prints what a step, or decoding, takes of each device; or how a step grows with the devices."""
+    request = train_flags.parse_plan(arguments)
+    from flaxformer_lite.system import runtime
+    from flaxformer_lite.training import topology
+
+    if not topology.prepare(request.accelerator):  # then there are as many fake devices
+        os.environ["XLA_FLAGS"] = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(request.devices)}"
+        )
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    runtime.start()
+    from flaxformer_lite.training import plan
+
+    config, name, options = request.config, request.accelerator, request.options
+    if len(request.devices) > 1:
+        print(plan.scaling_table(config, request.devices, name, **options))
+        return 0
+    target = plan.target(config, name, request.devices[0], decode=request.decode, **options)
+    plans = [plan.decoding(config, target)] if request.decode else plan.plan(config, target, every_shape=request.all)
+    print(plan.table(plans, target, decode=request.decode))
+    return 0
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Prints all metrics of a split."""
+    request = run_flags.parse_evaluate(arguments)
+    from flaxformer_lite.system import runtime
+
+    runtime.start()
+    from flaxformer_lite import evaluate, trained
+    from flaxformer_lite.runs import workdir
+    from flaxformer_lite.training import run_report
+
+    references = {str(path): whole_files.read_lines(path, flag="--references") for path in request.references}
+    run = trained.load(request.workdir, **request.model)
+    if request.decode and run.config.model.architecture != "encoder_decoder":
+        raise ValueError(
+            f"--{next(iter(request.decode))}: goes with translations, and this run's model writes none to be measured."
+        )
+    if request.output and run.config.model.architecture != "encoder_decoder":
+        raise ValueError("--output: goes with translations, and this run's model makes none to be kept.")
+    output = request.output or workdir.Workdir(request.workdir).samples
+    run = trained.with_decode(run, request.decode)
+    what = {"run": request.workdir, "split": request.split, "config": run.config, "origin": run.origin}
+    if run.config.model.architecture == "encoder_decoder":
+        evaluate.check_folder(output)
+    if request.output:  # the run's own may have been copied with it
+        evaluate.check_unused(output, **what)
+    evaluate.check_references(output, list(references), split=request.split, config=run.config, origin=run.origin)
+    measured = evaluate.evaluate_run(run, request.split, references=references, **request.resampling)
+    intervals = measured.scores.intervals if measured.scores else None
+    print(f"{request.workdir}, {request.split} split, {run.origin}\n{run_report.table(measured.values, intervals)}")
+    if measured.note:
+        print(measured.note)
+    for path in evaluate.save(measured, output, references=list(references), **what):
+        print(path)
+    return 0
+
+
+def score(arguments: Sequence[str]) -> int:
+    """Prints the scores of files; needs no run."""
+    request = run_flags.parse_score(arguments)
+    from flaxformer_lite.system import runtime
+
+    runtime.start()
+    from flaxformer_lite import scoring
+    from flaxformer_lite.training import run_report
+
+    flagged = [("--hypotheses", request.hypotheses), *(("--references", path) for path in request.references)]
+    if request.baseline:
+        flagged.append(("--baseline", request.baseline))
+    texts = {f"{flag}={path}": whole_files.read_lines(path, flag=flag) for flag, path in flagged}
+    scoring.check_counts({name: len(lines) for name, lines in texts.items()})
+    hypotheses, *references = list(texts.values())
+    baseline = [references.pop()] if request.baseline else []
+    print(f"{request.hypotheses}, {len(hypotheses):,} lines, against {', '.join(map(str, request.references))}")
+    if not request.resampling:
+        scores = scoring.score(hypotheses, references, tokenized=request.tokenized)
+        print(run_report.table(scores.values))
+    else:
+        systems, options = [*baseline, hypotheses], {"tokenized": request.tokenized, **request.resampling}
+        *others, scores = scoring.resample(systems, references, **options)
+        print(run_report.comparison(*others, scores) if others else run_report.table(scores.values, scores.intervals))
+    print(run_report.signatures(scores))
+    return 0
+
+
+def translate(arguments: Sequence[str]) -> int:
+    """Reads lines, writes as many, or so many for each."""
+    request = run_flags.parse_translate(arguments)
+    from flaxformer_lite.system import runtime
+
+    runtime.start()
+    from flaxformer_lite import translate
+    from flaxformer_lite.lines import line_job
+
+    translator = translate.load(request.workdir, **request.model, **request.decode)  # before it waits for input
+    answer = translate.LineTranslator(translator, **request.lines)
+    split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **translator.run.asked()})
+    if split:
+        told = "lines that were too long for the model and translated in segments"
+        print(f"note: {told}: {split:,}", file=sys.stderr)
+    return 0
+
+
+def classify(arguments: Sequence[str]) -> int:
+    """Reads lines, writes the class of each."""
+    request = run_flags.parse_classify(arguments)
+    from flaxformer_lite.system import runtime
+
+    runtime.start()
+    from flaxformer_lite import classify
+    from flaxformer_lite.lines import line_job, line_windows
+
+    classifier = classify.load(request.workdir, **request.model)
+    answer = lambda window: line_windows.Answer(classifier(window.lines, name=window.name, numbers=window.numbers))  # noqa: E731
+    line_job.run(request.job, answer, asked=lambda: {**request.asked, **classifier.run.asked()})
+    return 0
+
+
+def generate(arguments: Sequence[str]) -> int:
+    """Writes texts, one a line."""
+    request = run_flags.parse_generate(arguments)
+    whole_files.check_output(request.output)
+    from flaxformer_lite.system import runtime
+
+    runtime.start()
+    from flaxformer_lite import generate
+
+    writer = generate.load(request.workdir, **request.model, **request.decode)
+    whole_files.write_lines(request.output, writer([request.prompt] * request.count))
+    return 0
+
+
+def plot(arguments: Sequence[str]) -> int:
+    """Draws, and prints what it wrote."""
+    request = run_flags.parse_plot(arguments)
+    from flaxformer_lite.system import runtime
+
+    runtime.start()
+    from flaxformer_lite.plotting import run_plots
+
+    draw = {
+        "attention": lambda: run_plots.attention(request.workdirs[0], request.text, request.output),
+        "positions": lambda: run_plots.positions(request.workdirs[0], request.output),
+        "schedule": lambda: run_plots.schedule(request.workdirs[0], request.output),
+        "metrics": lambda: run_plots.metrics(request.workdirs, request.output),
+    }[request.kind]
+    print(*draw(), sep="\n")
+    return 0
+
+
+def sweep(arguments: Sequence[str]) -> int:
+    """Trains the points of a sweep, each in a process of its own."""
+    from flaxformer_lite.cli import sweep_flags
+
+    request = sweep_flags.parse_sweep(arguments)
+    _use_cpu()
+    from flaxformer_lite.sweep import command
+
+    return command.sweep(request)
+
+
+def sweep_report(arguments: Sequence[str]) -> int:
+    """Prints the table of a sweep, and writes it with pictures."""
+    from flaxformer_lite.cli import sweep_flags
+
+    folder = sweep_flags.parse_report(arguments)
+    _use_cpu()
+    from flaxformer_lite.sweep import results, sweep_report
+
+    _, paths = sweep_report.write(results.SweepFolder(folder), show=print)
+    print(*paths, sep="\n")
+    return 0
+
+
+def import_(arguments: Sequence[str]) -> int:
+    """Makes a workdir of somebody else's weights."""
+    from flaxformer_lite.cli import exchange_flags
+
+    request = exchange_flags.parse_import(arguments)
+    _use_cpu()
+    from flaxformer_lite.exchange import from_marian
+
+    model = from_marian.import_run(request.folder, request.workdir, request.config, request.overrides)
+    print(
+        f"{request.workdir}: {request.folder}, {model.num_encoder_layers}+{model.num_decoder_layers} layers of "
+        f"{model.d_model}, {model.vocab_size:,} tokens, as a run at step 0.\n"
+        f"Translate with: flaxformer-lite translate --workdir={request.workdir}\n"
+        f"Train it with: flaxformer-lite train --workdir={request.workdir} --config.data.dataset=parallel_text "
+        "--config.data.train_files=A,B --config.data.validation_files=C,D --config.data.test_files=E,F"
+    )
+    return 0
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Makes a folder for another engine of a workdir."""
+    from flaxformer_lite.cli import exchange_flags
+
+    request = exchange_flags.parse_export(arguments)
+    _use_cpu()
+    from flaxformer_lite import trained
+    from flaxformer_lite.exchange import exports
+
+    run = trained.with_decode(trained.load(request.workdir, **request.model), request.decode)
+    options = {"kind": request.kind, "quantization": request.quantization, "license": request.license}
+    exports.export(run, request.workdir, request.output, **options)
+    print(f"{request.output}: {run.origin} of {request.workdir}; its README.md says how to use it")
+    return 0
+
+
+def _use_cpu() -> None:
+    """For this process alone, not for those that it starts: it computes next to nothing, and they may compute much."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    from flaxformer_lite.system import runtime
+
+    runtime.quiet_libraries()
+
+
+COMMANDS = {
+    "train": train,
+    "plan": plan,
+    "evaluate": evaluate,
+    "score": score,
+    "translate": translate,
+    "classify": classify,
+    "generate": generate,
+    "plot": plot,
+    "sweep": sweep,
+    "sweep-report": sweep_report,
+    "import": import_,
+    "export": export,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and ends the process with its exit code: 2 for bad input, with one line that says what."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        print(USAGE)
+        sys.exit(0 if arguments else 2)
+    command, *rest = arguments
+    if command not in COMMANDS:
+        fail(f"{command!r}: no such command{did_you_mean(command, COMMANDS)}")
+    try:
+        code = COMMANDS[command](rest)
+    except ValueError as error:
+        if not parser.is_about_input(error):
+            traceback.print_exc()
+            exit_now(1)
+        complain(str(error))
+        code = 2
+    except BrokenPipeError:
+        code = 0
+    except OSError as error:
+        if not parser.is_about_input(error):
+            raise
+        complain(f"{error.filename}: cannot be reached: {error.strerror}.")
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    exit_now(code)

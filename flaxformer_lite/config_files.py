@@ -1,0 +1,162 @@
+"""Config files: found by path or name, run, and changed by `--config.section.field=value` arguments."""
+
+import ast
+import contextlib
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from flaxformer_lite.config import did_you_mean
+
+PACKAGE = Path(__file__).parent
+
+
+def shipped_configs(kind: str = ".") -> dict[str, Path]:
+    """Name to file of the configs that come with the package: in a wheel inside it, in a checkout beside it.
+
+    Args:
+      kind: the folder below `configs/`, as 'sweeps'.
+    """
+    folders = [folder / kind for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()]
+    return {file.stem: file for folder in folders for file in sorted(folder.glob("*.py")) if file.stem != "__init__"}
+
+
+def find_config(name: str, *, flag: str = "--config", kind: str = ".") -> Path:
+    """The file that `--config=name` means: a path, or a shipped config by its name.
+
+    Raises:
+      ValueError: neither.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    shipped = shipped_configs(kind)
+    if name not in shipped:
+        raise ValueError(f"{flag}={name}: no such file and no shipped config{did_you_mean(name, shipped)}")
+    return shipped[name]
+
+
+def load_config(file: Path) -> config_dict.ConfigDict:
+    """What `get_config()` of a config file returns.
+
+    Raises:
+      ValueError: as `load_module` and `config_of`.
+    """
+    return config_of(load_module(file), file)
+
+
+class Uncached(importlib.machinery.SourceFileLoader):
+    """Reads a Python file as it is now: no compiled copy is left beside it, and none that is there is taken for it."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """The file, compiled."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def load_module(file: Path) -> types.ModuleType:
+    """The Python file, run. Raises ValueError, with its line, if it fails."""
+    if file.suffix != ".py":
+        raise ValueError(f"{file}: expected a Python file that defines get_config().")
+    name = f"config_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=Uncached(name, str(file.absolute())))
+    module = importlib.util.module_from_spec(spec)
+    with blamed_on(file):
+        spec.loader.exec_module(module)
+    return module
+
+
+def config_of(module: types.ModuleType, file: Path) -> config_dict.ConfigDict:
+    """What `get_config()` of a module returns; ValueError that names `file` if it fails or returns another type."""
+    with blamed_on(file):
+        config = module.get_config()
+    if not isinstance(config, config_dict.ConfigDict):
+        raise ValueError(f"{file}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
+    return config
+
+
+@contextlib.contextmanager
+def blamed_on(file: Path) -> Iterator[None]:
+    """Whatever a user's `file` raises in the block, as a ValueError that names its line."""
+    try:
+        yield
+    except Exception as error:
+        line = _line_in(error, file)
+        raise ValueError(f"{file}{line}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config_dict.ConfigDict:
+    """Sets each `--config.section.field=value` in `config`, and returns it; 'None' is None, and no text.
+
+    Raises:
+      ValueError: there is no such field, or the value is not of its type.
+    """
+    for argument in overrides:
+        name, value = argument.lstrip("-").split("=", 1)
+        _check_field(config, name)
+        try:
+            if value == "None":
+                _, section, field = name.split(".")
+                config[section][field] = None
+                continue
+            _set_field(config, f"--{name}={_quoted(value)}" if _field_type(config, name) == "tuple" else argument)
+        except (flags.Error, ValueError, TypeError) as error:
+            raise ValueError(f"{name}: expected {_field_type(config, name)}, got {value!r}.") from error
+    return config
+
+
+def _quoted(value: str) -> str:
+    """'a.en,a.de' as "('a.en', 'a.de')", the one way in which config_flags takes several texts; else as it is."""
+    try:
+        ast.literal_eval(value)
+        return value
+    except (ValueError, SyntaxError):
+        opened = value.lstrip().startswith(("(", "[", "'", '"'))  # and not closed: config_flags will say so
+        return value if opened else repr(tuple(part.strip() for part in value.split(",") if part.strip()))
+
+
+def _set_field(config: config_dict.ConfigDict, argument: str) -> None:
+    """Lets config_flags parse one override; it looks for the overrides of a config in `sys.argv` alone."""
+    values, given = flags.FlagValues(), sys.argv
+    try:
+        sys.argv = ["program", argument]
+        config_flags.DEFINE_config_dict("config", config, flag_values=values)
+        values(sys.argv)
+    finally:
+        sys.argv = given
+
+
+def _check_field(config: config_dict.ConfigDict, name: str) -> None:
+    node, path = config, "config"
+    for part in name.split(".")[1:]:
+        if not isinstance(node, config_dict.ConfigDict):
+            raise ValueError(f"{path}.{part}: there is no such field; {path} has none, its value is {node!r}.")
+        if part not in node:
+            raise ValueError(f"{path}.{part}: there is no such field{did_you_mean(part, node.keys())}")
+        node, path = node[part], f"{path}.{part}"
+
+
+def _field_type(config: config_dict.ConfigDict, name: str) -> str:
+    *sections, field = name.split(".")[1:]
+    for section in sections:
+        config = config[section]
+    return config.get_type(field).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _line_in(error: BaseException, file: Path) -> str:
+    """':12' for the last line of `file` that led to `error`."""
+    if isinstance(error, SyntaxError) and error.filename == str(file.absolute()):
+        return f":{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(file.absolute())]
+    return f":{lines[-1]}" if lines else ""

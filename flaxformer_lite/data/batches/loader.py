@@ -1,0 +1,184 @@
+"""Batches of token ids as a stream: made ahead in a grain thread, and put on the devices ahead of their step."""
+
+import collections
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
+from flaxformer_lite.data.tokens.ragged import Ragged, ranges
+from flaxformer_lite.fields import EOS, PAD
+
+NOTHING = -1  # stands for the label, or the example, of a row that has none
+HASHED_AT_ONCE = 1 << 22  # ids, or rows, that the fingerprint holds as int64
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """Examples as ids, without end symbols: row i of each side, and None for what they do not have."""
+
+    source: Ragged | None = None  # lists of ids are taken too
+    target: Ragged | None = None
+    label: np.ndarray | None = None
+
+    def __post_init__(self):
+        for name, side in self.sides().items():
+            object.__setattr__(self, name, Ragged.of(side))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.sides().values())))
+
+    def sides(self) -> dict[str, Ragged]:
+        """Source and target, as far as the examples have them."""
+        sides = {"source": self.source, "target": self.target}
+        return {name: side for name, side in sides.items() if side is not None}
+
+    def lengths(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Tokens of each source and of each target."""
+        return tuple(None if side is None else side.lengths() for side in (self.source, self.target))
+
+
+class Batches:
+    """Random access to the batch of each step, as grain wants a source: this process's rows of it.
+
+    They are one of so many equal parts, so the global batch does not depend on how many processes there are.
+
+    Attributes:
+      drawn: texts whose ids were drawn so far.
+      not_fitting: how many of them stand with their usual ids all the same, as those drawn were too many for the row.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        plan: BatchPlan | PackedPlan,
+        *,
+        num_steps: int,
+        part: tuple[int, int] = (0, 1),
+        draw: Callable[[np.ndarray, int], dict[str, Ragged]] | None = None,
+    ):
+        """
+        Args:
+          part: the number of this process's part, from 0, and how many there are.
+          draw: gives other ids of the sides of examples, by their numbers and the epoch.
+        """
+        self._tokens, self._plan, self._num_steps, self._draw = tokens, plan, num_steps, draw
+        self._part = part
+        self.drawn = self.not_fitting = 0
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+        """This process's part of the batch of `step`, all int32.
+
+        `source` and `target` (rows, length), as far as the examples have them; `row` (rows,), the rows' numbers in the
+        global batch; with labels `label` (rows,), -1 for an empty row; with a packed plan `source_segment` and
+        `target_segment` (rows, length), the number from 1 of the text within its row that a token or its end symbol
+        belongs to, 0 for padding.
+        """
+        step = int(step)
+        rows, length = self._plan.shape(step)
+        examples, size_B = self._plan.span(step, step + 1)
+        index, count = self._part
+        row_B = np.split(np.arange(rows, dtype=np.int32), count)[index]
+        before, size_B = int(size_B[: row_B[0]].sum()), size_B[row_B]
+        examples = examples[before : before + int(size_B.sum())]
+        row_N = np.repeat(np.arange(len(row_B)), size_B)
+        drawn = {} if self._draw is None else self._draw(examples, step // self._plan.steps_per_epoch)
+        batch = {"row": row_B}
+        for name, side in self._tokens.sides().items():
+            texts = side.take(examples)
+            if name in drawn:
+                texts = self._fitting(drawn[name], texts, row_N, length)
+            batch[name], segment = fill_rows(texts, row_N, rows=len(row_B), length=length)
+            if isinstance(self._plan, PackedPlan):
+                batch[f"{name}_segment"] = segment
+        if self._tokens.label is not None:
+            batch["label"] = np.full(len(row_B), NOTHING, np.int32)
+            batch["label"][row_N] = self._tokens.label[examples]
+        return batch
+
+    def _fitting(self, drawn: Ragged, usual: Ragged, row_N: np.ndarray, length: int) -> Ragged:
+        """The texts as drawn, but as usual in rows that would not hold them."""
+        fits_N = np.bincount(row_N, weights=drawn.lengths() + 1)[row_N] <= length
+        self.drawn += len(fits_N)
+        self.not_fitting += int((~fits_N).sum())
+        return drawn.or_else(usual, fits_N)
+
+
+def fill_rows(texts: Ragged, row_N: np.ndarray, *, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The texts of each row one after another, each with its end symbol, then padding; and the texts' numbers, from 1.
+
+    Both are int32 (rows, length).
+
+    Args:
+      row_N: the row of each text, never falling.
+
+    Raises:
+      ValueError: the texts of a row are longer than it.
+    """
+    size_N = texts.lengths() + 1
+    before_N = np.cumsum(size_N) - size_N
+    first_N = np.searchsorted(row_N, row_N)  # the first text of the same row
+    start_N = before_N - before_N[first_N]
+    if (start_N + size_N > length).any():
+        raise ValueError(f"Expected texts that fit rows of {length} tokens, got {(start_N + size_N).max()} in a row.")
+    ids, segment = np.full(rows * length, PAD, np.int32), np.zeros(rows * length, np.int32)
+    start_N = start_N + row_N * length
+    end_N = start_N + size_N - 1
+    ids[ranges(start_N, end_N)], ids[end_N] = texts.values, EOS
+    segment[ranges(start_N, end_N + 1)] = np.repeat(np.arange(len(row_N)) - first_N + 1, size_N)
+    return ids.reshape(rows, length), segment.reshape(rows, length)
+
+
+def import_grain() -> ModuleType:
+    """Grain, which takes 0.3 s the first time: whoever reads data asks for it before batches are waited for."""
+    import grain
+
+    return grain
+
+
+def stream(
+    batches: Batches, put: Callable[[dict[str, np.ndarray]], Any], *, first_step: int = 0, ahead: int = 2
+) -> Iterator[Any]:
+    """`put(batch)` of `first_step`, `first_step` + 1, ...: read in a thread, and put `ahead` steps before its turn."""
+    grain = import_grain()
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
+    remaining = iter(grain.MapDataset.source(batches)[first_step:].to_iter_dataset(options))
+    waiting = collections.deque(put(batch) for batch in itertools.islice(remaining, ahead))
+    while waiting:
+        ready = waiting.popleft()
+        waiting.extend(put(batch) for batch in itertools.islice(remaining, 1))
+        yield ready
+
+
+def fingerprint(tokens: Tokens, plan: BatchPlan | PackedPlan) -> str:
+    """SHA-256 of all examples and of the first epoch's batches: equal data gives equal training."""
+    digest = hashlib.sha256(repr((plan.buckets, plan.rows, plan.seed)).encode())
+    for side in tokens.sides().values():
+        _update(digest, side.lengths(), np.int64)
+        _update(digest, side.values, np.int32)
+    if tokens.label is not None:
+        _update(digest, tokens.label, np.int32)
+    steps = max(1, HASHED_AT_ONCE // max(plan.rows))
+    for first in range(0, plan.steps_per_epoch, steps):
+        examples, size_R = plan.span(first, min(first + steps, plan.steps_per_epoch))
+        place_R = np.maximum(size_R, 1)  # a row that holds nothing counts as one that holds NOTHING
+        numbers = np.full(int(place_R.sum()), NOTHING, np.int64)
+        numbers[np.repeat(size_R > 0, place_R)] = examples
+        if isinstance(plan, PackedPlan):  # after each batch the sizes of its rows
+            ends = np.cumsum(place_R)[plan.rows[0] - 1 :: plan.rows[0]]
+            numbers = np.insert(numbers, np.repeat(ends, plan.rows[0]), size_R)
+        _update(digest, numbers, np.int64)
+    return digest.hexdigest()
+
+
+def _update(digest: Any, values: np.ndarray, dtype: type) -> None:
+    for first in range(0, len(values), HASHED_AT_ONCE):
+        digest.update(np.ascontiguousarray(values[first : first + HASHED_AT_ONCE], dtype))

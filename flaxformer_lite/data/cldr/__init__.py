@@ -1,0 +1,1 @@
+"""Phrases of the Unicode CLDR, for the datasets that the package makes."""

@@ -1,0 +1,1 @@
+"""Where examples come from: TFDS datasets, and files of one's own."""

@@ -1,0 +1,258 @@
+"""The ids of a split, tokenised once: written beside the dataset, and mapped from there at every later start.
+
+    <the dataset's folder>/tokens/<key>/ids         ids end to end, uint16 where the vocabulary allows, else uint32
+                                       /offsets     int64: row i is ids[offsets[i] : offsets[i + 1]]
+                                       /index.json  how much there is of each, and the SHA-256 of the offsets
+
+There is a folder for each column, such as the texts of one language; the key stands for the files of the dataset, the
+part of them that the split takes, the column's features, and the tokenizer. A folder appears by a rename once it is
+whole. All of it may be deleted at any time, and is then made again.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import tqdm
+
+from flaxformer_lite.data.sources.examples import Reader
+from flaxformer_lite.data.tokens.ragged import Ragged
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.system.storage import locked
+
+FORMAT = 1
+READ_AT_ONCE = 8192  # examples held as text
+ENOUGH_FOR_A_PROCESS = 100_000  # examples: a process takes about a second to start
+CACHE = ".cache/flaxformer_lite/tokens"  # in the home folder, for a dataset whose own cannot be written to
+
+
+def tokenised(
+    reader: Reader,
+    tokenizer: Tokenizer,
+    *,
+    start: Sequence[int] = (),
+    processes: int | None = None,
+    show: bool = True,
+) -> dict[str, Ragged]:
+    """The ids of each column of a split, 'source', 'target' or 'label' (one number a row), mapped from files.
+
+    What is not there yet is written; any number of processes may ask for it at once.
+
+    Args:
+      start: ids that every text begins with.
+      processes: how many share the work; None: as many as there are cores, where it is enough for them.
+      show: whether to show a progress bar where it takes long.
+    """
+    keys = {column: _key(reader, column, tokenizer, start) for column in reader.columns}
+    roots = [reader.folder / "tokens", Path.home() / CACHE]
+    found = {column: _find(roots, key) for column, key in keys.items()}
+    if None not in found.values():
+        return found
+    if processes is None:
+        processes = max(1, min(_cores(), len(reader) // ENOUGH_FOR_A_PROCESS))
+    border = tuple(len(reader) * i // processes for i in range(processes + 1))
+    work = _Work(reader, tokenizer, tuple(start), border)
+    for root in roots:
+        try:
+            with _locked(root):
+                missing = {column: key for column, key in keys.items() if _open(root / key) is None}
+                if missing:  # nobody has written them while this process waited
+                    _write(work, root, missing, show=show)
+            return {column: _written(root / key) for column, key in keys.items()}
+        except OSError as error:
+            what = f"{reader.split} of {reader.name}"
+            logging.warning("%s: the ids of %s are not kept there: %s", root, what, error.strerror or error)
+    with tempfile.TemporaryDirectory() as root:
+        _write(work, Path(root), keys, show=show)
+        mapped = {column: _written(Path(root) / key) for column, key in keys.items()}
+        return {column: Ragged(np.array(ids.values), np.array(ids.offsets)) for column, ids in mapped.items()}
+
+
+def _key(reader: Reader, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
+    data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
+    made_by = None if column == "label" else [tokenizer.made_by(column), *map(int, start)]
+    return hashlib.sha256(json.dumps([data, made_by]).encode()).hexdigest()[:32]
+
+
+def _find(roots: Iterable[Path], key: str) -> Ragged | None:
+    return next((ids for root in roots if (ids := _open(root / key)) is not None), None)
+
+
+def _open(folder: Path) -> Ragged | None:
+    """What lies in `folder`; None if that is nothing, or not whole."""
+    try:
+        index = json.loads((folder / "index.json").read_text())
+        values = _mapped(folder / "ids", index["dtype"], index["ids"])
+        offsets = _mapped(folder / "offsets", "int64", index["rows"] + 1)
+        whole = hashlib.sha256(offsets).hexdigest() == index["sha256"] and int(offsets[-1]) == len(values)
+        return Ragged(values, offsets) if whole else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _written(folder: Path) -> Ragged:
+    ids = _open(folder)
+    if ids is None:
+        raise OSError(f"{folder}: what was written there does not come back")
+    return ids
+
+
+def _mapped(file: Path, dtype: str, count: int) -> np.ndarray:
+    if file.stat().st_size != count * np.dtype(dtype).itemsize:
+        raise ValueError(f"{file}: expected {count} numbers of type {dtype}.")
+    return np.asarray(np.memmap(file, dtype, "r")) if count else np.empty(0, dtype)  # no file of length 0 is mapped
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Holds the lock file in `root`."""
+    root.mkdir(parents=root.is_relative_to(Path.home() / CACHE), exist_ok=True)
+    with locked(root / ".lock"):
+        for left_by_a_killed_process in root.glob(".partial-*"):
+            shutil.rmtree(left_by_a_killed_process)
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What is to be tokenised, and where its parts begin and end. It can be sent to another process."""
+
+    reader: Reader
+    tokenizer: Tokenizer
+    start: tuple[int, ...]
+    border: tuple[int, ...]
+
+    def type_of(self, column: str) -> type:
+        return np.uint16 if column != "label" and self.tokenizer.vocab_size <= 2**16 else np.uint32
+
+    def do(self, part: int, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]) -> None:
+        """Writes ids and lengths of a part, and calls `done` with how many examples it has gone on."""
+        with contextlib.ExitStack() as files:
+            opened = {
+                column: [files.enter_context(path.open("wb")) for path in _part_files(folder, column, part)]
+                for column in columns
+            }
+            for first in range(self.border[part], self.border[part + 1], READ_AT_ONCE):
+                examples = self.reader(range(first, min(first + READ_AT_ONCE, self.border[part + 1])))
+                for column, (ids_file, lengths_file) in opened.items():
+                    rows = Ragged.of(self._rows(column, getattr(examples, column)))
+                    rows.values.astype(self.type_of(column)).tofile(ids_file)
+                    rows.lengths().astype(np.int32).tofile(lengths_file)
+                done(len(examples))
+
+    def _rows(self, column: str, given: Sequence[str] | np.ndarray) -> Sequence[Sequence[int] | np.ndarray]:
+        if column == "label":
+            return given[:, None]
+        rows = self.tokenizer.encode(given, side=column, threads=1)
+        return [[*self.start, *ids] for ids in rows] if self.start else rows
+
+
+def _write(work: _Work, root: Path, keys: Mapping[str, str], *, show: bool) -> None:
+    """Writes the columns that `keys` names to the folders of their keys in `root`."""
+    folder, parts = Path(tempfile.mkdtemp(prefix=".partial-", dir=root)), len(work.border) - 1
+    lines = 0.1 if sys.stderr.isatty() else 10.0  # seconds between them
+    shown = dict(desc="tokenising", unit=" examples", delay=2, mininterval=lines, disable=not show)
+    with tqdm.tqdm(total=work.border[-1], **shown) as bar:
+        try:
+            if parts < 2 or not _in_processes(work, folder, tuple(keys), done=bar.update):
+                bar.n = 0
+                for part in range(parts):
+                    work.do(part, folder, tuple(keys), done=bar.update)
+            for column, key in keys.items():
+                _join_parts(folder, column, parts, work.type_of(column))
+                shutil.rmtree(root / key, ignore_errors=True)  # it was not whole, if it is there
+                (folder / column).rename(root / key)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _cores() -> int:
+    """How many there are for this process; of a container that may use each for a part of the time, so much fewer."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
+
+
+def _part_files(folder: Path, column: str, part: int) -> tuple[Path, Path]:
+    return folder / f"{column}.{part}.ids", folder / f"{column}.{part}.lengths"
+
+
+def _join_parts(folder: Path, column: str, parts: int, dtype: type) -> None:
+    """Makes the folder of a column out of its parts, and has it on the disk when it returns."""
+    target, every = folder / column, [_part_files(folder, column, part) for part in range(parts)]
+    target.mkdir()
+    with (target / "ids").open("wb") as whole:
+        for ids_file, _ in every:
+            with ids_file.open("rb") as part:
+                shutil.copyfileobj(part, whole, 1 << 20)
+            ids_file.unlink()
+    lengths = np.concatenate([np.fromfile(lengths_file, np.int32) for _, lengths_file in every])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    offsets.tofile(target / "offsets")
+    index = {"format": FORMAT, "rows": len(lengths), "ids": int(offsets[-1]), "dtype": np.dtype(dtype).name}
+    (target / "index.json").write_text(json.dumps(index | {"sha256": hashlib.sha256(offsets).hexdigest()}))
+    for file in (*target.iterdir(), target):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+# Plain processes and not `multiprocessing`, which runs the caller's main module again in each of them: a script may
+# have no guard there, and ours would load JAX.
+CHILD = "import sys; from flaxformer_lite.data import store; store.do_part(sys.argv[1], int(sys.argv[2]))"
+
+
+def do_part(job: str, part: int) -> None:
+    """What a process started by this module does: one part of the work pickled in `job`, and a line for each step."""
+    with open(job, "rb") as file:
+        work, folder, columns = pickle.load(file)
+    # Writing to the pipe fails, and ends this process, once the one that reads from it has died.
+    work.do(part, folder, columns, done=lambda count: os.write(1, b"%d\n" % count))
+
+
+def _in_processes(work: _Work, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]) -> bool:
+    """Has every part done by a process of its own; False, after a warning, if one of them failed."""
+    job, processes = folder / "job", len(work.border) - 1
+    complaints = [folder / f"complaint{part}" for part in range(processes)]
+    job.write_bytes(pickle.dumps((work, folder, columns)))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    read_end, write_end = os.pipe()
+    children = []
+    with os.fdopen(read_end) as lines:
+        pipes = dict(stdin=subprocess.DEVNULL, stdout=write_end)
+        try:
+            try:
+                for part, complaint in enumerate(complaints):
+                    command = [sys.executable, "-c", CHILD, str(job), str(part)]
+                    with complaint.open("wb") as stderr:
+                        start = dict(env=environment, start_new_session=True, **pipes, stderr=stderr)
+                        children.append(subprocess.Popen(command, **start))
+            finally:
+                os.close(write_end)
+            for line in lines:
+                done(int(line))
+            failed = [part for part, child in enumerate(children) if child.wait()]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+    if failed:
+        said = complaints[failed[0]].read_text(errors="replace").splitlines()
+        reason = said[-1] if said else f"exit code {children[failed[0]].returncode}"
+        logging.warning("Tokenising in %d processes failed (%s); going on in this one.", processes, reason)
+    return not failed

@@ -1,0 +1,61 @@
+"""Tokens that may not come next: their logits, or log-probabilities, become -inf."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+
+IN_NO_TEXT = PAD, BOS, UNK  # no method generates these
+
+
+def constrain(config: DecodeConfig, logits: jax.Array, ids: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns `logits` (..., V) with -inf for what may not follow the first `index` of `ids` (..., T)."""
+    logits = forbid(logits, IN_NO_TEXT)
+    if config.no_repeat_ngram is not None:
+        logits = no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram)
+    if config.min_length:
+        logits = no_early_end(logits, index, min_length=config.min_length, end=EOS)
+    return logits
+
+
+def forbid(logits: jax.Array, tokens: Sequence[int]) -> jax.Array:
+    """Returns `logits` (..., V) with -inf for `tokens`."""
+    forbidden_V = jnp.isin(jnp.arange(logits.shape[-1]), jnp.array(tokens))
+    return jnp.where(jnp.broadcast_to(forbidden_V, logits.shape), -jnp.inf, logits)
+
+
+def force(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """Returns `logits` (..., V) with -inf for all but `token` (...)."""
+    return jnp.where(jax.nn.one_hot(token, logits.shape[-1], dtype=bool), logits, -jnp.inf)
+
+
+def no_early_end(logits: jax.Array, length: jax.Array, *, min_length: int, end: int) -> jax.Array:
+    """Returns `logits` (..., V) with -inf for the end symbol after fewer than `min_length` tokens.
+
+    Unless no other token may come. `length`: the number of tokens so far.
+    """
+    others = forbid(logits, [end])
+    too_short = (length < min_length) & (others > -jnp.inf).any(axis=-1, keepdims=True)
+    return jnp.where(too_short, others, logits)
+
+
+def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int) -> jax.Array:
+    """Returns `logits` (..., V) with -inf for each token that would repeat an n-gram of the text. Paulus 2018.
+
+    `ids` (..., T): the first `length` of them are the text so far.
+    """
+    starts = ids.shape[-1] - n + 1
+    if starts < 1:
+        return logits
+    remaining = length - jax.lax.broadcasted_iota(jnp.int32, (*ids.shape[:-1], starts), ids.ndim - 1)
+    again = remaining >= n  # the n-gram that starts there is in the text,
+    for i in range(n - 1):  # and begins with the last n - 1 tokens of the text
+        last = jax.lax.dynamic_index_in_dim(ids, length - n + 1 + i, axis=-1)  # any token, in a shorter text
+        again &= ids[..., i : i + starts] == last
+    V = logits.shape[-1]
+    token_XT = jnp.where(again, ids[..., n - 1 :], V).reshape(-1, starts)  # V: none
+    row_X1 = jnp.arange(token_XT.shape[0])[:, None]
+    return logits.reshape(-1, V).at[row_X1, token_XT].set(-jnp.inf, mode="drop").reshape(logits.shape)

@@ -1,0 +1,1 @@
+"""Jobs over files of lines, of any size."""

@@ -1,0 +1,71 @@
+"""Whole files of lines: read at once, and written at once."""
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flaxformer_lite.lines.line_windows import as_text, decode_line
+from flaxformer_lite.system.storage import (
+    UNREADABLE,
+    behind_links,
+    in_bucket,
+    is_stream,
+    open_bytes,
+    why_unreadable,
+    why_unwritable,
+    write_whole,
+)
+
+
+def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
+    """The lines of a UTF-8 file, that `flag` named, or of standard input, without their line ends (LF or CRLF).
+
+    A file whose name ends in .gz is unpacked.
+
+    Raises:
+      ValueError: the file cannot be read, or a line is not UTF-8; it is named.
+    """
+    try:
+        with open_bytes(path) if path else contextlib.nullcontext(sys.stdin.buffer) as file:
+            raw = file.read()
+    except UNREADABLE as error:
+        raise ValueError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error
+    lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
+    return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
+
+
+def check_output(path: Path | None) -> None:
+    """Raises ValueError if `write_lines` could not write there, before there is anything to write."""
+    if path is None or in_bucket(path) or is_stream(path):
+        return
+    path = behind_links(path)
+    reason = os.strerror(errno.EISDIR) if path.is_dir() else why_unwritable(path.parent)
+    if not path.parent.exists():  # none is made for a file
+        reason = os.strerror(errno.ENOENT)
+    if reason is not None:
+        raise ValueError(f"--output={path}: cannot be written: {reason}.")
+
+
+def write_lines(path: Path | None, lines: Sequence[str]) -> None:
+    """Writes one line each, to a file that appears whole, a pipe, a device or standard output.
+
+    A line end within a line is written as a space.
+
+    Raises:
+      ValueError: the file cannot be written.
+    """
+    text = as_text(lines)
+    if path is None:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+        return
+    try:
+        if is_stream(path):
+            path.write_bytes(text.encode())
+        else:
+            write_whole(path if in_bucket(path) else behind_links(path), text)
+    except OSError as error:
+        raise ValueError(f"--output={path}: cannot be written: {error.strerror}.") from error

@@ -1,0 +1,1 @@
+"""Figures, and the arrays of a run that they show."""

@@ -1,0 +1,114 @@
+"""What all processes of a run must agree on before its first step: whoever differs is named, with its host."""
+
+import json
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+import flaxformer_lite
+from flaxformer_lite import config as config_lib
+from flaxformer_lite.config import Config
+from flaxformer_lite.system.storage import place
+
+Result = TypeVar("Result")
+
+
+class Refused(ValueError):
+    """What one process refused, raised in every one."""
+
+
+def gather(value: Any) -> list[Any]:
+    """The `value` of every process, anything that JSON can hold, in their order; all processes must call it."""
+    if jax.process_count() == 1:
+        return [value]
+    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    size_P = multihost_utils.process_allgather(np.int32(len(mine)))
+    padded = np.zeros(int(size_P.max()), np.uint8)
+    padded[: len(mine)] = mine
+    texts = multihost_utils.process_allgather(padded)
+    return [json.loads(bytes(text[:size]).decode()) for text, size in zip(texts, size_P, strict=True)]
+
+
+def barrier(name: str) -> None:
+    """Returns when every process has come here; `name` says where."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def together(function: Callable[[], Result]) -> Result:
+    """`function()`, in every process.
+
+    Raises:
+      Refused: it failed in one of them, with ValueError or OSError; then it is raised in all, and says in which.
+    """
+    if jax.process_count() == 1:
+        return function()
+    result, complaint = None, None
+    try:
+        result = function()
+    except Refused:  # by all, within `function`
+        raise
+    except (ValueError, OSError) as error:
+        complaint = str(error)
+    for process, (host, said) in enumerate(gather([socket.gethostname(), complaint])):
+        if said is not None:
+            raise Refused(f"process {process} on {host}: {said}")
+    return result
+
+
+def by_process_0(function: Callable[[], Any]) -> None:
+    """Calls it in process 0, for which the others wait; raises as `together`."""
+    together(lambda: function() if jax.process_index() == 0 else None)
+
+
+def check_config(config: Config) -> None:
+    """Raises ValueError unless every process has the config of process 0, and its versions of what computes."""
+    versions = {"flaxformer_lite": flaxformer_lite.__version__, "jax": jax.__version__}
+    configs = {
+        f"config.{section}.{name}": value
+        for section, values in config_lib.to_dict(config).items()
+        for name, value in values.items()
+    }
+    check_same(versions | configs, "start all with the same config, flags and versions")
+
+
+def check_same(values: Mapping[str, Any], advice: str) -> None:
+    """Raises ValueError unless every process has the `values` of process 0: the first name that differs, and who."""
+    known = gather([socket.gethostname(), dict(values)])
+    host, first = known[0]
+    for process, (other_host, others) in enumerate(known):
+        for name in [*first, *(others.keys() - first.keys())]:
+            if others.get(name) != first.get(name):
+                raise ValueError(
+                    f"{name}: process 0 on {host} has {first.get(name)!r}, process {process} on {other_host} has "
+                    f"{others.get(name)!r}; {advice}."
+                )
+
+
+def check_workdir(path: Path, *, seconds: float = 30.0) -> None:
+    """Raises ValueError unless every process sees within so many seconds what process 0 writes in `path`."""
+    if jax.process_count() == 1:
+        return
+    seal = place(path) / f".seen-by-all-{gather(uuid.uuid4().hex)[0]}"
+    if jax.process_index() == 0:
+        seal.touch()
+    barrier("the seal is there")
+    end = time.monotonic() + seconds
+    while not seal.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    sees = gather([socket.gethostname(), seal.exists()])
+    if jax.process_index() == 0:
+        seal.unlink()
+    for process, (host, seen) in enumerate(sees):
+        if not seen:
+            raise ValueError(
+                f"--workdir={path}: process {process} on {host} does not see what process 0 on {sees[0][0]} writes "
+                "there; name a folder that all of them share."
+            )

@@ -1,0 +1,178 @@
+"""What a sweep has found: a table of its points as CSV and Markdown, pictures, and the best config as a file."""
+
+import csv
+import functools
+import io
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flaxformer_lite.plotting.plots import save
+from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.sweep import check, study, sweep_plots
+from flaxformer_lite.sweep.results import Row, SweepFolder
+from flaxformer_lite.sweep.space import Settings
+from flaxformer_lite.sweep.study import COMPLETE, FAILED
+from flaxformer_lite.system.storage import write_whole
+
+TIMES = ("tokens_per_second", "minutes")  # columns that measure time: no two runs have the same
+
+
+def write(folder: SweepFolder, *, show: Callable[[str], None] = lambda text: None) -> tuple[str, list[Path]]:
+    """The table as Markdown, and the files that were written: `report/` below the sweep's folder.
+
+    Args:
+      show: gets the table before anything is written.
+
+    Raises:
+      ValueError: it is no sweep's folder, or `report/` cannot be written.
+    """
+    settings, rows = folder.settings(), folder.rows()
+    table = columns(folder, rows, settings)
+    text = markdown(_for_readers(table, rows), settings, best_row(rows, settings))
+    failed = [f"- point {row.number} ({row.label}): {row.reason}" for row in rows if row.state == FAILED]
+    if failed:
+        text += "\n\nFailed:\n" + "\n".join(failed)
+    show(text)
+    files = {"results.csv": as_csv(table), "runs.csv": _runs_csv(rows), "results.md": f"{text}\n"}
+    best = best_row(rows, settings)
+    if best is not None:
+        config = folder.point(best.number).config.read_text(encoding="utf-8")
+        files["best.py"] = config.replace('"""Point', '"""The best: point', 1)
+    paths = [folder.report / name for name in files]
+    try:
+        folder.report.mkdir(parents=True, exist_ok=True)
+        for path, content in zip(paths, files.values(), strict=True):
+            write_whole(path, content)
+        return text, paths + _draw(folder, rows, settings)
+    except OSError as error:
+        raise ValueError(f"{folder.report}: cannot be written: {error.strerror or error}.") from error
+
+
+def best_row(rows: Sequence[Row], settings: Settings) -> Row | None:
+    """The complete point whose mean objective is best; of equal ones the first."""
+    done = [row for row in rows if row.state == COMPLETE]
+    sign = 1 if settings.minimizes else -1
+    return min(done, key=lambda row: sign * row.mean(settings.objective), default=None)
+
+
+def columns(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> dict[str, list[Any]]:
+    """Name to a value for each point; None where there is none."""
+    count = functools.cache(check.parameter_count)
+
+    def parameters(row: Row) -> int | None:
+        workdir = folder.point(row.number).workdir(settings.seeds[0])
+        return count(workdir_lib.read_config(workdir)) if workdir_lib.has_run(workdir) else None
+
+    def mean_over_runs(value: Callable[[Any], float | None]) -> Callable[[Row], float | None]:
+        def mean(row: Row) -> float | None:
+            values = [value(run) for run in row.runs if value(run) is not None]
+            return sum(values) / len(values) if values else None
+
+        return mean
+
+    table: dict[str, Callable[[Row], Any]] = {"point": lambda row: row.number}
+    for kind in ("notes", "params"):
+        for name in dict.fromkeys(name for row in rows for name in getattr(row, kind)):
+            table[name] = lambda row, kind=kind, name=name: getattr(row, kind).get(name)
+    table |= {"state": lambda row: row.state, "seeds": lambda row: len(row.runs)}
+    for metric in dict.fromkeys((settings.objective, *settings.columns)):
+        table[metric] = lambda row, metric=metric: _number(row.mean(metric))
+        if len(settings.seeds) > 1:
+            table[f"{metric} ±"] = lambda row, metric=metric: _number(row.spread(metric))
+    table |= {
+        "best_step": lambda row: " ".join(str(run.best_step) for run in row.runs) or None,
+        "parameters": parameters,
+        TIMES[0]: mean_over_runs(lambda run: run.tokens_per_second),
+        TIMES[1]: lambda row: sum(run.seconds for run in row.runs) / 60 if row.runs else None,
+    }
+    return {name: [value(row) for row in rows] for name, value in table.items()}
+
+
+def as_csv(table: dict[str, list[Any]]) -> str:
+    """The columns with every digit."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table)
+    writer.writerows(zip(*table.values(), strict=True))
+    return out.getvalue()
+
+
+def markdown(table: dict[str, list[Any]], settings: Settings, best: Row | None) -> str:
+    """The columns for a reader: mean and spread in one, the best objective in bold."""
+    shown: dict[str, list[str]] = {}
+    for name, values in table.items():
+        if name.endswith(" ±"):
+            continue
+        cells = [_cell(name, value) for value in values]
+        for row, spread in enumerate(table.get(f"{name} ±", ())):
+            cells[row] += f" ± {_cell(name, spread)}" if spread is not None else ""
+        if name == settings.objective and best is not None:
+            row = table["point"].index(best.number)
+            cells[row] = f"**{cells[row]}**"
+        shown[name.replace("_", " ") if name in (*TIMES, "best_step") else name] = cells
+    lines = [shown.keys(), ["---"] * len(shown), *zip(*shown.values(), strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name.startswith(("accuracy", "exact_match")):
+        return f"{100 * value:.2f} %"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if name == "parameters" else str(value).replace("|", "\\|")
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _for_readers(table: dict[str, list[Any]], rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """The table with one column of what each point changes in place of one for each parameter, where points have notes
+    that say what they are about."""
+    if not any(row.notes for row in rows):
+        return table
+    shown: dict[str, list[Any]] = {}
+    for name, values in table.items():
+        if name == "state":
+            shown["changes"] = [row.label for row in rows]
+        if not any(name in row.params for row in rows):
+            shown[name] = values
+    return shown
+
+
+def _runs_csv(rows: Sequence[Row]) -> str:
+    """A line for each run: point, seed, and all that its best evaluation has measured."""
+    runs = [(row, run) for row in rows for run in row.runs]
+    metrics = list(dict.fromkeys(name for _, run in runs for name in run.values))
+    table = {"point": [row.number for row, _ in runs], "seed": [run.seed for _, run in runs]}
+    table["best_step"] = [run.best_step for _, run in runs]
+    table |= {name: [run.values.get(name) for _, run in runs] for name in metrics}
+    table[TIMES[0]] = [run.tokens_per_second for _, run in runs]
+    table["seconds"] = [run.seconds for _, run in runs]
+    return as_csv(table)
+
+
+def _draw(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> list[Path]:
+    """Parallel coordinates, the objective over each parameter, and how much each of them matters."""
+    done = [row for row in rows if row.state == COMPLETE]
+    names = [name for name in dict.fromkeys(n for r in done for n in r.params) if _varies(done, name)]
+    if len(done) < 2 or not names:
+        return []
+    params = [{name: row.params.get(name) for name in names} for row in done]
+    scores = [row.mean(settings.objective) for row in done]
+    figures = {
+        "parallel": sweep_plots.parallel_coordinates(params, scores, settings.objective, minimize=settings.minimizes),
+        "parameters": sweep_plots.by_parameter(params, scores, settings.objective),
+    }
+    shares = study.importances(list(zip(params, scores, strict=True)), minimize=settings.minimizes)
+    if shares:
+        figures["importance"] = sweep_plots.importance(shares, settings.objective)
+    return [path for name, figure in figures.items() for path in save(figure, folder.report, name)]
+
+
+def _varies(rows: Sequence[Row], name: str) -> bool:
+    return len({str(row.params.get(name)) for row in rows}) > 1

@@ -1,0 +1,1 @@
+"""What the package needs of the machine: errors, files, the process, memory, accelerators."""

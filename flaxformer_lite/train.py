@@ -1,0 +1,229 @@
+"""Training. `fit` runs its phases in order: check, set up, find the start, prepare, train, finish."""
+
+import contextlib
+import functools
+import time
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from flaxformer_lite import evaluate, trained
+from flaxformer_lite.config import Config, with_classes, with_vocabulary
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.model import transformer
+from flaxformer_lite.runs import metrics_log, multihost
+from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.runs.workdir import Workdir
+from flaxformer_lite.system import storage
+from flaxformer_lite.training import evaluations, identity, parallel, run_report, sharding, step
+from flaxformer_lite.training.checkpoint import Checkpoints
+from flaxformer_lite.training.compilation import CompiledSteps
+from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
+from flaxformer_lite.training.loop import Evaluated, Run, Start, Trainer
+from flaxformer_lite.training.state import TrainState, from_parts, to_parts
+
+
+def fit(config: Config, workdir: Path) -> int:
+    """Trains `config` in `workdir`, from its newest checkpoint if it has one, and evaluates the best model.
+
+    Returns:
+      0 when training is complete; 143 or 130 when SIGTERM or SIGINT stopped it, with everything saved.
+
+    Raises:
+      ValueError: the config, the data, the devices or the workdir do not fit together.
+      Diverged: the loss or gradient is no longer finite; the checkpoints from before are kept.
+    """
+    config, mesh, dataset = check(config, workdir)
+    is_primary = jax.process_index() == 0
+    with contextlib.ExitStack() as stack:
+        multihost.together(lambda: stack.enter_context(workdir_lib.alone(workdir)) if is_primary else None)
+        multihost.together(lambda: workdir_lib.check(workdir, config))  # another process may have used it meanwhile
+        stack.enter_context(workdir_lib.untouched_if_refused(workdir) if is_primary else contextlib.nullcontext())
+        interrupt, background = stack.enter_context(Interrupt()), stack.enter_context(Background())
+        try:
+            _train(set_up(config, storage.place(workdir), mesh, dataset, interrupt, background))
+        except Interrupted as reason:
+            if not reason.agreed:
+                return interrupt.exit_code
+        multihost.barrier("the run has ended")  # if process 0 went first, the others would take it for a failure
+        return interrupt.exit_code
+
+
+def _train(run: Run) -> None:
+    """The phases after the set-up. Raises Interrupted if a signal stopped the run, with everything saved."""
+    start = find_start(run)
+    if run.same_result and is_finished(run, start):
+        run.checkpoints.close()
+        table = run_report.closing_table(run.paths.metrics)
+        run_report.say(f"{run.paths.path} is complete; nothing was trained.\n{table}")
+        return
+    trainer, evaluator = prepare(run, start)
+    trainer.train()
+    finish(trainer, evaluator)
+
+
+def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
+    """Checks everything that can be checked before anything is written.
+
+    Returns:
+      The config with the number of classes, the device mesh, and the dataset, not prepared yet.
+    """
+    multihost.check_config(config)
+    mesh = parallel.make_mesh(config.parallel.data, config.parallel.fsdp, config.parallel.tensor)
+    accumulate = config.optim.accumulate_steps
+    parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
+    dataset = multihost.together(lambda: pipeline.open_dataset(config))
+    config = with_classes(config, dataset.label_names)
+    multihost.together(lambda: workdir_lib.check(workdir, config))
+    return config, mesh, dataset
+
+
+def set_up(
+    config: Config, workdir: Path, mesh: Mesh, dataset: Dataset, interrupt: Interrupt, background: Background
+) -> Run:
+    """Creates the workdir, and builds model, optimizer and step; nothing is computed or compiled yet."""
+    began = time.monotonic()
+    has_config, same_result = workdir_lib.has_run(workdir), workdir_lib.same_result(workdir, config)
+    multihost.barrier("the config of the last start is read")
+    paths = multihost.together(
+        lambda: _create(workdir, config, same_result) if jax.process_index() == 0 else Workdir(workdir)
+    )
+    multihost.check_workdir(workdir)
+
+    config = with_vocabulary(config, config.data.vocab_size)
+    mode = parallel.MODES[config.parallel.mode](mesh)
+    train_step, initial_state = step.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
+    abstract_state = jax.eval_shape(initial_state)
+    sharding.check(abstract_state.params, mesh)
+    steps = CompiledSteps(config, mode, train_step, abstract_state, background, interrupt.wait_for)
+
+    scores: dict[int, float] = {}
+    kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best}
+    checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=trained.schedule(config), **kept)
+    return Run(
+        config=config,
+        paths=paths,
+        dataset=dataset,
+        mode=mode,
+        interrupt=interrupt,
+        initial_state=initial_state,
+        abstract_state=abstract_state,
+        steps=steps,
+        checkpoints=checkpoints,
+        scores=scores,
+        began=began,
+        has_config=has_config,
+        same_result=same_result,
+    )
+
+
+def _create(workdir: Path, config: Config, same_result: bool) -> Workdir:
+    """The workdir with this config, in which the result of another config is no result any more.
+
+    So the next start evaluates it again, however soon this one is killed.
+    """
+    paths = Workdir(workdir)
+    if not same_result and workdir_lib.has_run(workdir):
+        try:
+            paths.fetch_logs()
+            metrics_log.reopen(paths.log)
+        except OSError as error:
+            raise ValueError(f"{paths.log}: cannot be written: {error.strerror or error}.") from error
+        paths.publish_logs()
+    return workdir_lib.create(workdir, config)
+
+
+def find_start(run: Run) -> Start:
+    """Reads the newest checkpoint, if there is one, and the scores of all evaluations up to it."""
+    imported = workdir_lib.is_untrained(run.paths.path)
+    abstract_parts = run.mode.held(to_parts(run.abstract_state))
+    restored = None if imported else run.checkpoints.restore_newest(abstract_parts)
+    if restored is None:
+        return Start(0, None, {}, imported)
+    parts, record = restored
+    run.scores.update(evaluations.known_scores(record, run.paths, run.config.train.best_metric))
+    return Start(int(record["step"]), parts, record, imported)
+
+
+def is_finished(run: Run, start: Start) -> bool:
+    """Whether training has come to its end and the last line of the log is that of the test split."""
+    logged = metrics_log.read_metrics(run.paths.metrics)
+    ended = evaluations.has_ended(start.step, run.config, run.scores)
+    return ended and bool(logged) and logged[-1]["split"] == "test"
+
+
+def prepare(run: Run, start: Start) -> tuple[Trainer, evaluate.Evaluator]:
+    """Loads the data and makes the first state, while the steps compile in the background.
+
+    Whatever may take long runs in a thread, so that a signal is noticed meanwhile.
+    """
+    config, mode, wait = run.config, run.mode, run.interrupt.wait_for
+    fresh_state = None if start.parts else Background.once(mode.make_state, run.initial_state)
+    if fresh_state and jax.process_count() > 1:  # all processes must run programs in the same order
+        wait(fresh_state)
+    ahead = start.step < config.train.num_steps and mode.compiles_ahead
+    run.steps.start_all(batch_shapes.possible(config) if ahead and config.data.num_buckets is None else ())
+    unproved = run.has_config and not start.parts and not start.imported
+    load = functools.partial(pipeline.load, config, run.dataset, run.paths.tokenizer, unproved)
+    data = multihost.together(lambda: wait(Background.once(load)))
+    identity.check_tokenizer(data.tokenizer, config, run.paths)
+    facts = identity.of(data, run.dataset, config)
+    if start.parts:
+        identity.check_resumed(start.record, facts, run.paths, config, run.scores)
+    run.steps.start_all(data.train.plan.shapes() if ahead else ())
+    state = mode.put_state(from_parts(start.parts)) if start.parts else wait(fresh_state)
+    if start.imported:
+        state = _with_imported_weights(run, state)
+    stop = StopTogether(run.interrupt, mode.mesh)
+    evaluator = evaluate.Evaluator(
+        transformer.build_model(config.model),
+        config,
+        mode,
+        data.tokenizer,
+        label_names=data.label_names,
+        compile_with=run.steps.get_other,
+        between_batches=stop.now,
+    )
+
+    def evaluate_state(done: int, state: TrainState) -> Evaluated:
+        params, count = state.measured, config.train.decode_examples
+        measured = evaluator.measure(params, mode.over_mesh(params), data.validation, decode=count)
+        remark = trained.Origin((done,), trained.measured(config)).remark
+        return Evaluated(measured.values, measured.samples, remark)
+
+    return Trainer(run, start, state, data, facts=facts, evaluate=evaluate_state, stop=stop), evaluator
+
+
+def _with_imported_weights(run: Run, state: TrainState) -> TrainState:
+    """`state` with the imported weights of step 0 as its parameters, and as their moving average."""
+    abstract = run.mode.held({"params": run.abstract_state.params})
+
+    def weights() -> dict:  # read once for each use, so that no buffer is shared
+        return run.mode.put_state(run.checkpoints.restore(0, abstract)[0]["params"])
+
+    return state.replace(params=weights(), ema=None if state.ema is None else weights())
+
+
+def finish(trainer: Trainer, evaluator: evaluate.Evaluator) -> None:
+    """Evaluates the result, the best parameters or the average that the config asks for, on the test split."""
+    run, config = trainer.run, trainer.run.config
+    abstract_params = run.mode.held(run.abstract_state.params)
+    params, _, origin = trained.restore(run.checkpoints, abstract_params, config)
+    run.checkpoints.close()
+    read_test = functools.partial(pipeline.read_part, run.dataset, "test", trainer.data.tokenizer, config)
+    test = multihost.together(lambda: run.interrupt.wait_for(Background.once(read_test)))
+    run_report.say_left_out("test", test)
+    measured = evaluator.measure(run.mode.put_state(params), params, test)
+    if jax.process_index() == 0:
+        paths, writer = run.paths, trainer.writer
+        paths.write_sample("test.txt", measured.samples)
+        evaluate.save(measured, paths.samples, run=paths.path, split="test", config=config, origin=origin)
+        writer.write(origin.step, "test", measured.values, parameters=origin.remark)
+        writer.close()
+        table = run_report.closing_table(paths.log)
+        run_report.say("\n".join(text for text in (table, measured.note) if text))
+        seconds = time.monotonic() - run.began
+        run_report.say(run_report.written(paths, config, seconds, trainer.meter.goodput()))

@@ -1,0 +1,67 @@
+"""What a run is trained on: fingerprints that checkpoints hold, and the refusal to go on with anything else."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flaxformer_lite.config import Config
+from flaxformer_lite.data.pipeline import Data
+from flaxformer_lite.data.sources import own_text
+from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.runs import multihost
+from flaxformer_lite.runs.workdir import Workdir
+from flaxformer_lite.training import evaluations
+
+
+def of(data: Data, dataset: Dataset, config: Config) -> dict[str, Any]:
+    """Returns the fingerprints of tokenizer, data and files, and the settings that scores depend on.
+
+    Raises:
+      ValueError: the processes of the run have different data.
+    """
+    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
+    fingerprints = {name: identity[name] for name in ("tokenizer", "data")} | identity["files"]
+    multihost.check_same(fingerprints, "give every process the same files")
+    return identity | {"measured": evaluations.decoding_settings(config)}
+
+
+def check_tokenizer(tokenizer: Tokenizer, config: Config, paths: Workdir) -> None:
+    """Raises ValueError if the tokenizer of the workdir has another size than the config."""
+    if tokenizer.vocab_size != config.data.vocab_size:
+        raise ValueError(
+            f"{paths.tokenizer}: expected a tokenizer of {config.data.vocab_size} pieces (data.vocab_size), got "
+            f"{tokenizer.vocab_size}; put the run's own back, or use a new --workdir."
+        )
+
+
+def check_resumed(
+    record: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    paths: Workdir,
+    config: Config,
+    scores: dict[int, float],
+) -> None:
+    """Raises ValueError if a checkpoint was made from other data than `identity`.
+
+    While training continues, later scores must also be comparable with those in `scores`.
+
+    Args:
+      record: the JSON part of the checkpoint.
+      identity: `of` this start.
+    """
+    continues = scores and not evaluations.has_ended(record["step"], config, scores)
+    for name, old in record.get("measured", {}).items() if continues else ():
+        if (new := identity["measured"].get(name, old)) != old:
+            raise ValueError(
+                f"config.{name}: up to step {record['step']} validation was measured with {old!r}, and "
+                f"train.best_metric={config.train.best_metric!r} would be compared with what {new!r} gives; leave it "
+                "as it was until training has ended, or use a new --workdir."
+            )
+    changed = own_text.changed(record.get("files", {}), identity["files"])
+    what = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}
+    for name, subject in what.items():
+        if record.get(name, {}) != identity[name]:
+            raise ValueError(
+                f"{subject}: not what the run in {paths.path} was trained with up to step {record['step']}; "
+                "put the old one back, or use a new --workdir."
+            )

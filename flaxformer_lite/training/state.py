@@ -1,0 +1,61 @@
+"""The state of training: parameters, optimizer, step and dropout key; and its parts in a checkpoint."""
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from flaxformer_lite.model import parameters
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that the next step depends on, besides its batch."""
+
+    step: jax.Array  # updates done so far, int32
+    params: dict  # float32
+    opt_state: optax.OptState
+    key_data: jax.Array  # of the run's dropout key; the key itself never changes
+    ema: dict | None = None  # exponential moving average of `params`, float32, if the run keeps one
+
+    @property
+    def measured(self) -> dict:
+        """The parameters that are evaluated: the moving average if the run keeps one."""
+        return self.params if self.ema is None else self.ema
+
+
+@flax.struct.dataclass
+class Progress:
+    """What a checkpoint holds beside parameters. The names and the order of the fields are its format."""
+
+    step: jax.Array
+    params: None = None  # unused since the first version; part of the format
+    opt_state: optax.OptState = None
+    key_data: jax.Array = None
+
+
+def init_state(
+    model: nn.Module, optimizer: optax.GradientTransformation, *, seed: int, length: int = 8, ema: bool = False
+) -> TrainState:
+    """Returns the state before the first step, a function of `seed` alone; with a moving average if `ema`."""
+    params_key, dropout_key = jax.random.split(jax.random.key(seed))
+    params = parameters.initial(model, params_key, length=length)
+    average = jax.tree.map(jnp.copy, params) if ema else None  # its own buffers: a step donates its input
+    key_data = jax.random.key_data(dropout_key)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key_data, average)
+
+
+def to_parts(state: TrainState) -> dict[str, Any]:
+    """Returns the parts of a checkpoint. Decoding reads `params` only, or `ema` if there is one."""
+    progress = Progress(state.step, opt_state=state.opt_state, key_data=state.key_data)
+    parts = {"params": state.params, "progress": progress}
+    return parts if state.ema is None else {**parts, "ema": state.ema}
+
+
+def from_parts(parts: dict[str, Any]) -> TrainState:
+    """Returns the state that `to_parts` has split."""
+    progress = parts["progress"]
+    return TrainState(progress.step, parts["params"], progress.opt_state, progress.key_data, ema=parts.get("ema"))
