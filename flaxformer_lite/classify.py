@@ -32,7 +32,7 @@ class Classifier:
           name, numbers: what an error calls a text; None: its number, counted from 1.
 
         Raises:
-          ValueError: a text has more tokens than the model takes.
+          InputError: a text has more tokens than the model takes.
         """
         probability_NC = self.probabilities(texts, name=name, numbers=numbers)
         best_N = probability_NC.argmax(axis=1)
@@ -75,7 +75,7 @@ def load(
         checkpoints, an ensemble other runs that decide together with this one, and a model lies on `tensor` devices.
 
     Raises:
-      ValueError: the folder holds no run, no checkpoint that can be read, or no classifier.
+      InputError: the folder holds no run, no checkpoint that can be read, or no classifier.
     """
     chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
     return Classifier(trained.load(workdir, command="classify", architecture="encoder_classifier", **chosen))

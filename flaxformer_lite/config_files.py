@@ -14,6 +14,7 @@ from absl import flags
 from ml_collections import config_dict, config_flags
 
 from flaxformer_lite.config import did_you_mean
+from flaxformer_lite.system.errors import InputError
 
 PACKAGE = Path(__file__).parent
 
@@ -32,13 +33,13 @@ def find_config(name: str, *, flag: str = "--config", kind: str = ".") -> Path:
     """The file that `--config=name` means: a path, or a shipped config by its name.
 
     Raises:
-      ValueError: neither.
+      InputError: neither.
     """
     if Path(name).is_file():
         return Path(name)
     shipped = shipped_configs(kind)
     if name not in shipped:
-        raise ValueError(f"{flag}={name}: no such file and no shipped config{did_you_mean(name, shipped)}")
+        raise InputError(f"{flag}={name}: no such file and no shipped config{did_you_mean(name, shipped)}")
     return shipped[name]
 
 
@@ -46,7 +47,7 @@ def load_config(file: Path) -> config_dict.ConfigDict:
     """What `get_config()` of a config file returns.
 
     Raises:
-      ValueError: as `load_module` and `config_of`.
+      InputError: as `load_module` and `config_of`.
     """
     return config_of(load_module(file), file)
 
@@ -60,9 +61,9 @@ class Uncached(importlib.machinery.SourceFileLoader):
 
 
 def load_module(file: Path) -> types.ModuleType:
-    """The Python file, run. Raises ValueError, with its line, if it fails."""
+    """The Python file, run. Raises InputError, with its line, if it fails."""
     if file.suffix != ".py":
-        raise ValueError(f"{file}: expected a Python file that defines get_config().")
+        raise InputError(f"{file}: expected a Python file that defines get_config().")
     name = f"config_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file, loader=Uncached(name, str(file.absolute())))
     module = importlib.util.module_from_spec(spec)
@@ -76,25 +77,25 @@ def config_of(module: types.ModuleType, file: Path) -> config_dict.ConfigDict:
     with blamed_on(file):
         config = module.get_config()
     if not isinstance(config, config_dict.ConfigDict):
-        raise ValueError(f"{file}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
+        raise InputError(f"{file}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
     return config
 
 
 @contextlib.contextmanager
 def blamed_on(file: Path) -> Iterator[None]:
-    """Whatever a user's `file` raises in the block, as a ValueError that names its line."""
+    """Whatever a user's `file` raises in the block, as an InputError that names its line."""
     try:
         yield
     except Exception as error:
         line = _line_in(error, file)
-        raise ValueError(f"{file}{line}: {type(error).__name__}: {first_line(error)}") from error
+        raise InputError(f"{file}{line}: {type(error).__name__}: {first_line(error)}") from error
 
 
 def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config_dict.ConfigDict:
     """Sets each `--config.section.field=value` in `config`, and returns it; 'None' is None, and no text.
 
     Raises:
-      ValueError: there is no such field, or the value is not of its type.
+      InputError: there is no such field, or the value is not of its type.
     """
     for argument in overrides:
         name, value = argument.lstrip("-").split("=", 1)
@@ -106,7 +107,7 @@ def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config
                 continue
             _set_field(config, f"--{name}={_quoted(value)}" if _field_type(config, name) == "tuple" else argument)
         except (flags.Error, ValueError, TypeError) as error:
-            raise ValueError(f"{name}: expected {_field_type(config, name)}, got {value!r}.") from error
+            raise InputError(f"{name}: expected {_field_type(config, name)}, got {value!r}.") from error
     return config
 
 
@@ -135,9 +136,9 @@ def _check_field(config: config_dict.ConfigDict, name: str) -> None:
     node, path = config, "config"
     for part in name.split(".")[1:]:
         if not isinstance(node, config_dict.ConfigDict):
-            raise ValueError(f"{path}.{part}: there is no such field; {path} has none, its value is {node!r}.")
+            raise InputError(f"{path}.{part}: there is no such field; {path} has none, its value is {node!r}.")
         if part not in node:
-            raise ValueError(f"{path}.{part}: there is no such field{did_you_mean(part, node.keys())}")
+            raise InputError(f"{path}.{part}: there is no such field{did_you_mean(part, node.keys())}")
         node, path = node[part], f"{path}.{part}"
 
 

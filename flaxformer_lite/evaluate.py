@@ -23,8 +23,10 @@ from flaxformer_lite.data.batches import batch_shapes
 from flaxformer_lite.data.batches.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.sources import own_text
+from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.model import parameters
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import absolute, make_folder, why_unwritable, write_whole
 from flaxformer_lite.training import metrics, parallel, run_report, step
 
@@ -166,7 +168,7 @@ def evaluate(workdir: str | Path, split: str, **options: object) -> Measurement:
       options: `average`, `parameters` and `ensemble`, as `trained.load` takes them.
 
     Raises:
-      ValueError: there is no such run, checkpoint or split.
+      InputError: there is no such run, checkpoint or split.
     """
     return evaluate_run(trained.load(workdir, **options), split)
 
@@ -186,45 +188,50 @@ def evaluate_run(
       bootstrap, seed: as `Evaluator.measure` takes them.
 
     Raises:
-      ValueError: there is no such split, it has not as many examples as references, or the model translates nothing.
+      InputError: there is no such split, it has not as many examples as references, or the model translates nothing.
         Or files of one's own text are not those that the run was trained with.
     """
-    config, data = run.config, run.config.data
+    config = run.config
     if (references or bootstrap) and config.model.architecture != "encoder_decoder":
         flag = "--references" if references else "--bootstrap"
-        raise ValueError(f"{flag}: goes with translations, and a {config.model.architecture!r} makes none.")
-    dataset = pipeline.open_dataset(config)
+        raise InputError(f"{flag}: goes with translations, and a {config.model.architecture!r} makes none.")
+    dataset = _dataset_of(run)
+    roles = {role: getattr(config.data, f"{role}_split") for role in pipeline.ROLES}
+    examples = pipeline.read_split(dataset.part(split), roles.get(split, split), run.tokenizer, config)
+    if references:
+        counts = {name: len(texts) for name, texts in references.items()}
+        scoring.check_counts({f"the {split} split": len(examples.texts), **counts})
+    run_report.say_left_out(split, examples)
+    evaluator = Evaluator(run.model, config, parallel.MeshMode(run.mesh), run.tokenizer, label_names=run.label_names)
+    texts = list(references.values()) if references else None
+    return evaluator.measure(run.params, run.params, examples, references=texts, bootstrap=bootstrap, seed=seed)
+
+
+def _dataset_of(run: trained.Trained) -> Dataset:
+    """The dataset of a run, prepared; InputError if its files or labels are not those that it was trained with."""
+    dataset = pipeline.open_dataset(run.config)
     if changed := own_text.changed(run.record.get("files") or dataset.contents, dataset.contents):
-        raise ValueError(
+        raise InputError(
             f"{', '.join(changed)}: not what the run was trained with; put the old text back, or measure other text "
             "with flaxformer-lite translate, and score."
         )
     dataset.prepare()
     if run.label_names is not None and dataset.label_names != run.label_names:
-        raise ValueError(
+        raise InputError(
             f"config.data: the labels of {dataset.name} are {', '.join(dataset.label_names)}, and this run "
             f"learnt {', '.join(run.label_names)}; put the data back that it was trained on."
         )
-    named = {"train": data.train_split, "validation": data.validation_split, "test": data.test_split}
-    examples = pipeline.read_split(dataset.part(split), named.get(split, split), run.tokenizer, config)
-    if references:
-        counts = {name: len(texts) for name, texts in references.items()}
-        scoring.check_counts({f"the {split} split": len(examples.texts), **counts})
-    run_report.say_left_out(split, examples)
-    mode = parallel.MeshMode(run.mesh)
-    evaluator = Evaluator(run.model, config, mode, run.tokenizer, label_names=run.label_names)
-    options = {"references": list(references.values()) if references else None, "bootstrap": bootstrap, "seed": seed}
-    return evaluator.measure(run.params, run.params, examples, **options)
+    return dataset
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ValueError if `save` could not write there, before anything is measured."""
+    """Raises InputError if `save` could not write there, before anything is measured."""
     if reason := why_unwritable(folder):
-        raise ValueError(f"--output={folder}: cannot be written to: {reason}; name another folder.")
+        raise InputError(f"--output={folder}: cannot be written to: {reason}; name another folder.")
 
 
 def check_unused(folder: Path, *, run: Path, split: str, config: Config, origin: trained.Origin) -> None:
-    """Raises ValueError if `save` would write over what it wrote of another run."""
+    """Raises InputError if `save` would write over what it wrote of another run."""
     name = _name(split, config, origin)
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name.startswith(f"{name}.") and path.name.endswith(SCORES):
@@ -233,20 +240,20 @@ def check_unused(folder: Path, *, run: Path, split: str, config: Config, origin:
             except (ValueError, KeyError, TypeError):  # of before runs were named, or of something else
                 continue
             if other != str(absolute(run)):
-                raise ValueError(f"--output={folder}: {path.name} there is of the run {other}; name another folder.")
+                raise InputError(f"--output={folder}: {path.name} there is of the run {other}; name another folder.")
 
 
 def check_references(
     folder: Path, references: Sequence[str], *, split: str, config: Config, origin: trained.Origin
 ) -> None:
-    """Raises ValueError if `save` would write over scores against other references, which have the same names."""
+    """Raises InputError if `save` would write over scores against other references, which have the same names."""
     path = folder / _scores_name(split, config, origin, references)
     try:
         others = json.loads(path.read_text(encoding="utf-8"))["references"]
     except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is something else
         return
     if references and others != list(references):
-        raise ValueError(
+        raise InputError(
             f"{path}: there are scores against {', '.join(others)}; name another folder with --output, or move them."
         )
 
@@ -270,7 +277,7 @@ def save(
       references: names of those in place of the split's own.
 
     Raises:
-      ValueError: the folder cannot be written to.
+      InputError: the folder cannot be written to.
     """
     if measured.scores is None:
         return []
@@ -300,7 +307,7 @@ def save(
         write_whole(texts, "".join(f"{line}\n" for line in lines))
         write_whole(scores, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise ValueError(f"--output={folder}: cannot be written to: {error.strerror}; name another folder.") from error
+        raise InputError(f"--output={folder}: cannot be written to: {error.strerror}; name another folder.") from error
     return [texts, scores]
 
 

@@ -24,7 +24,7 @@ class Writer:
         When drawing at random, text number i is a function of the seed, i and its prompt.
 
         Raises:
-          ValueError: a prompt has more tokens than the model takes; it is named by its number, counted from 1.
+          InputError: a prompt has more tokens than the model takes; it is named by its number, counted from 1.
         """
         return self.run.tokenizer.decode(self._decoder(self.run.params, self.run.encode(prompts)))
 
@@ -46,7 +46,7 @@ def load(
       decode: fields of `DecodeConfig` to use in place of the run's own.
 
     Raises:
-      ValueError: the folder holds no run, no checkpoint that can be read, or no language model; or a field is wrong.
+      InputError: the folder holds no run, no checkpoint that can be read, or no language model; or a field is wrong.
     """
     chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
     run = trained.load(workdir, command="generate", architecture="decoder_lm", **chosen)

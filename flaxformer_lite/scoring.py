@@ -15,6 +15,8 @@ import numpy as np
 import sacrebleu
 from sacrebleu.significance import PairedTest, estimate_ci
 
+from flaxformer_lite.system.errors import InputError
+
 SEED = 12345  # of resampling; sacreBLEU's own
 
 Texts = Sequence[str]
@@ -37,13 +39,13 @@ def exact_matches(hypotheses: Texts, references: Sequence[Texts]) -> np.ndarray:
 
 
 def check_counts(counts: Mapping[str, int]) -> None:
-    """Raises ValueError if the numbers of lines of these texts, by name, are not all the same, or none."""
+    """Raises InputError if the numbers of lines of these texts, by name, are not all the same, or none."""
     (first, expected), *others = counts.items()
     if not expected:
-        raise ValueError(f"{first}: expected a line for each sentence, got none.")
+        raise InputError(f"{first}: expected a line for each sentence, got none.")
     for name, count in others:
         if count != expected:
-            raise ValueError(f"{name}: expected {expected} lines, as many as {first} has, got {count}.")
+            raise InputError(f"{name}: expected {expected} lines, as many as {first} has, got {count}.")
 
 
 def score(hypotheses: Texts, references: Sequence[Texts], *, tokenized: bool = False) -> Scores:
@@ -54,7 +56,7 @@ def score(hypotheses: Texts, references: Sequence[Texts], *, tokenized: bool = F
       tokenized: the texts come cut into tokens.
 
     Raises:
-      ValueError: there are no translations, or not as many in each of the references.
+      InputError: there are no translations, or not as many in each of the references.
     """
     _check(hypotheses, references)
     values = {"exact_match": float(exact_matches(hypotheses, references).mean())}
@@ -77,12 +79,12 @@ def resample(
     All resamples are in memory at once: of chrF 72 bytes for each sentence of each.
 
     Raises:
-      ValueError: as `score`, or the seed is not positive.
+      InputError: as `score`, or the seed is not positive.
     """
     for hypotheses in systems:
         _check(hypotheses, references)
     if seed < 1:
-        raise ValueError(f"the seed of resampling: expected 1 or more, got {seed}.")  # sacreBLEU takes 0 for none
+        raise InputError(f"the seed of resampling: expected 1 or more, got {seed}.")  # sacreBLEU takes 0 for none
     references = [list(texts) for texts in references]
     named = [(str(number), list(hypotheses)) for number, hypotheses in enumerate(systems)]
     found = [_resampled_matches(systems, references, bootstrap=bootstrap, seed=seed)]
@@ -141,7 +143,7 @@ def _metrics(tokenized: bool) -> dict[str, sacrebleu.BLEU | sacrebleu.CHRF]:
 
 def _check(hypotheses: Texts, references: Sequence[Texts]) -> None:
     if not references:
-        raise ValueError("the references: expected one text or more for each translation, got none.")
+        raise InputError("the references: expected one text or more for each translation, got none.")
     numbered = {f"references {number}": len(texts) for number, texts in enumerate(references, start=1)}
     check_counts({"the translations": len(hypotheses), **numbered})
 

@@ -18,6 +18,7 @@ from flaxformer_lite.runs import metrics_log, multihost
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.system import storage
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import evaluations, identity, parallel, run_report, sharding, step
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.compilation import CompiledSteps
@@ -33,7 +34,7 @@ def fit(config: Config, workdir: Path) -> int:
       0 when training is complete; 143 or 130 when SIGTERM or SIGINT stopped it, with everything saved.
 
     Raises:
-      ValueError: the config, the data, the devices or the workdir do not fit together.
+      InputError: the config, the data, the devices or the workdir do not fit together.
       Diverged: the loss or gradient is no longer finite; the checkpoints from before are kept.
     """
     config, mesh, dataset = check(config, workdir)
@@ -131,7 +132,7 @@ def _create(workdir: Path, config: Config, same_result: bool) -> Workdir:
             paths.fetch_logs()
             metrics_log.reopen(paths.log)
         except OSError as error:
-            raise ValueError(f"{paths.log}: cannot be written: {error.strerror or error}.") from error
+            raise InputError(f"{paths.log}: cannot be written: {error.strerror or error}.") from error
         paths.publish_logs()
     return workdir_lib.create(workdir, config)
 

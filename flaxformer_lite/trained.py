@@ -22,6 +22,7 @@ from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 from flaxformer_lite.training import checkpoint, metrics, parallel, sharding
 from flaxformer_lite.training.checkpoint import Checkpoints
@@ -114,12 +115,12 @@ class Trained:
           side: 'source', or 'target': whose language the texts are in.
 
         Raises:
-          ValueError: a text has more tokens than the model takes; it is named by its number, counted from 1.
+          InputError: a text has more tokens than the model takes; it is named by its number, counted from 1.
         """
         rows = self.tokenizer.encode(texts, side=side)
         for number, text, ids in zip(numbers or range(1, len(texts) + 1), texts, rows, strict=True):
             if len(ids) > self.longest:
-                raise ValueError(
+                raise InputError(
                     f"{name} {number}: {len(ids)} tokens, and the model takes at most {self.longest}; "
                     f"{advice}. It begins: {text[:60]!r}"
                 )
@@ -168,7 +169,7 @@ def load(
         all of it. Texts are shared out between as many such groups as there are.
 
     Raises:
-      ValueError: the folder holds no run, or no checkpoint that can be read, or a model of another shape; fewer
+      InputError: the folder holds no run, or no checkpoint that can be read, or a model of another shape; fewer
         checkpoints are kept than are to be averaged, or the run keeps no moving average; or models that cannot decide
         together; or `tensor` devices cannot share a model, or are not there.
     """
@@ -177,13 +178,11 @@ def load(
     runs = {str(workdir): run}
     for other in map(str, [ensemble] if isinstance(ensemble, str | os.PathLike) else ensemble):
         if other in runs:
-            raise ValueError(f"ensemble: {other} is named twice, and would count twice; leave it out.")
+            raise InputError(f"ensemble: {other} is named twice, and would count twice; leave it out.")
         try:
             runs[other] = _load(other, mesh=run.mesh, **options)
-        except ValueError as error:
-            if not str(error).startswith(f"{other}:"):
-                error.args = (f"ensemble: {other}: {error}",)  # and the traceback stays that of who raised it
-            raise
+        except InputError as error:
+            raise InputError(str(error), where="ensemble" if error.where == other else f"ensemble: {other}") from error
     return together(runs) if len(runs) > 1 else run
 
 
@@ -194,25 +193,25 @@ def together(runs: Mapping[str, Trained]) -> Trained:
       runs: by the name of each; all on the same mesh.
 
     Raises:
-      ValueError: they do not write the same tokens one by one, or do not tell the same classes; or two are the same.
+      InputError: they do not write the same tokens one by one, or do not tell the same classes; or two are the same.
     """
     (name, first), *others = runs.items()
     for other, run in others:
         for what, of_run in COMMON.items():
             if None not in (of_run(run), of_run(first)) and of_run(run) != of_run(first):
-                raise ValueError(
+                raise InputError(
                     f"ensemble: {other} has {what} than {name}; only models that give probabilities of the same "
                     "things can decide together: leave it out, or train it as that one was."
                 )
     if first.config.model.decoder == "masked":
-        raise ValueError(
+        raise InputError(
             f"ensemble: {name} has model.decoder='masked', and its texts are not written token by token; leave the "
             "others out."
         )
     known: dict[str, str] = {}
     for other, run in runs.items():
         if (same := known.setdefault(run.fingerprint(), other)) != other:
-            raise ValueError(f"ensemble: {other} is the same model as {same}, which would count twice; leave it out.")
+            raise InputError(f"ensemble: {other} is the same model as {same}, which would count twice; leave it out.")
     model = Ensemble(tuple(run.config.model for run in runs.values()))
     params = {f"members_{number}": run.params for number, run in enumerate(runs.values())}
     data = first.config.data
@@ -252,7 +251,7 @@ def _load(
     paths = workdir_lib.Workdir(place(workdir))
     config = workdir_lib.read_config(paths.path)
     if architecture not in (None, config.model.architecture):
-        raise ValueError(
+        raise InputError(
             f"{workdir}: {command} needs a run with model.architecture={architecture!r}, this one is "
             f"{config.model.architecture!r}."
         )
@@ -269,12 +268,12 @@ def _load(
         scores = metrics_log.validation_scores(paths.metrics, lambda values: metrics.score(values, metric))
         checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=schedule(config), read_only=True)
     if checkpoints is None or not checkpoints.steps():
-        raise ValueError(f"{workdir}: there is no checkpoint yet; train this run first.")
+        raise InputError(f"{workdir}: there is no checkpoint yet; train this run first.")
     held = parallel.MeshMode(mesh).held(shapes)
     params, record, origin = restore(checkpoints, held, config, average=average, parameters=parameters)
     checkpoints.close()
     if record["tokenizer"] != tokenizer.fingerprint:  # so the ids of one are not the ids of the other
-        raise ValueError(f"{paths.tokenizer}: this is not the tokenizer that step {origin.step} was trained with.")
+        raise InputError(f"{paths.tokenizer}: this is not the tokenizer that step {origin.step} was trained with.")
     return Trained(config, tokenizer, model, params, mesh, record.get("label_names"), origin, record)
 
 
@@ -305,13 +304,13 @@ def restore(
       average, parameters: as `load` takes them.
 
     Raises:
-      ValueError: as `load`, about the checkpoints.
+      InputError: as `load`, about the checkpoints.
     """
     kind = parameters or measured(config)
     if kind not in PARTS:
-        raise ValueError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
+        raise InputError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
     if kind == "ema" and config.train.ema_decay is None:
-        raise ValueError("parameters: this run keeps no moving average, its train.ema_decay is not set; use 'raw'.")
+        raise InputError("parameters: this run keeps no moving average, its train.ema_decay is not set; use 'raw'.")
     or_fewer, part = average is None, PARTS[kind]
     average = {None: config.train.average, "none": None}.get(average, average)
     steps = [] if average is None else checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)
@@ -327,7 +326,7 @@ def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:
     """`run` with some fields of `DecodeConfig` in place of its own.
 
     Raises:
-      ValueError: there is no such field, or its value is wrong.
+      InputError: there is no such field, or its value is wrong.
     """
     fields = config_lib.to_dict(run.config)
     own = fields["decode"]

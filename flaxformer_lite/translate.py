@@ -17,6 +17,7 @@ import numpy as np
 from flaxformer_lite import trained
 from flaxformer_lite.lines import chunks
 from flaxformer_lite.lines.line_windows import WINDOW, Answer, Window
+from flaxformer_lite.system.errors import InputError
 
 LONG = ("refuse", "split")  # what becomes of a text that is too long for the model
 SEGMENT_STRIDE = 1_000_003  # segment k of text n draws at random as text n + k times this would
@@ -33,7 +34,7 @@ class Translator:
         """One translation a text, which begins with its prefix; an empty text, or one of white space, has an empty one.
 
         Raises:
-          ValueError: a text or a prefix has more tokens than the model takes; it is named by its number, counted from
+          InputError: a text or a prefix has more tokens than the model takes; it is named by its number, counted from
             1. Or there are not as many prefixes as texts.
         """
         return self.translate_ids(*self._encode(texts, prefixes))
@@ -55,7 +56,7 @@ class Translator:
           long: 'refuse', or 'split': a text that is too long is translated in segments; see `lines.chunks`.
 
         Raises:
-          ValueError: as when called, but only where such a text is reached.
+          InputError: as when called, but only where such a text is reached.
         """
         answer, texts, first = LineTranslator(self, long=long), iter(texts), 0
         while lines := list(itertools.islice(texts, window)):
@@ -71,7 +72,7 @@ class Translator:
         penalty. Two translations may be the same text in other tokens. An empty text has the empty one, with score 0.
 
         Raises:
-          ValueError: as when called; or `decode.method` is not 'beam', or `decode.beam_size` is less than n.
+          InputError: as when called; or `decode.method` is not 'beam', or `decode.beam_size` is less than n.
         """
         sources, beginnings = self._encode(texts, prefixes)
         return self.n_best_of_ids(sources, n, beginnings)
@@ -91,7 +92,7 @@ class Translator:
         if prefixes is None:
             return sources, None
         if len(prefixes) != len(texts):
-            raise ValueError(f"prefixes: expected one a text, {len(texts)}, got {len(prefixes)}; '' is none.")
+            raise InputError(f"prefixes: expected one a text, {len(texts)}, got {len(prefixes)}; '' is none.")
         return sources, self.run.encode(prefixes, name="prefix", advice="shorten it", side="target")
 
 
@@ -101,21 +102,21 @@ class LineTranslator:
     def __init__(
         self, translator: Translator, *, prefix: str | None = None, n_best: int | None = None, long: str = "refuse"
     ):
-        """Raises ValueError if the prefix is too long, or for what goes not together."""
+        """Raises InputError if the prefix is too long, or for what goes not together."""
         self._translator, self._run, self._n_best, self._long = translator, translator.run, n_best, long
         if long not in LONG:
-            raise ValueError(f"long: expected {' or '.join(LONG)}, got {long!r}.")
+            raise InputError(f"long: expected {' or '.join(LONG)}, got {long!r}.")
         if prefix is not None and self._run.config.decode.method == "mask_predict":
-            raise ValueError("--prefix: decode.method='mask_predict' writes all tokens at once; leave it out.")
+            raise InputError("--prefix: decode.method='mask_predict' writes all tokens at once; leave it out.")
         if n_best and long == "split":
-            raise ValueError("--long=split: goes with one translation a line; leave out --n_best.")
+            raise InputError("--long=split: goes with one translation a line; leave out --n_best.")
         if n_best:
             translator.n_best([], n_best)  # a number that it could not write
         as_prefix = {"name": "prefix", "advice": "shorten it", "side": "target"}
         self._prefix = None if prefix is None else self._run.encode([prefix], **as_prefix)[0]
 
     def __call__(self, window: Window) -> Answer:
-        """Raises ValueError for a line that is too long, by its number."""
+        """Raises InputError for a line that is too long, by its number."""
         if self._n_best:
             return Answer(self._several(window))
         cut = chunks.cut if self._long == "split" else lambda line, fits: [chunks.Segment(line)]
@@ -165,7 +166,7 @@ def load(
       decode: fields of `DecodeConfig` to use in place of the run's own.
 
     Raises:
-      ValueError: the folder holds no run, no checkpoint that can be read, or a model that does not translate; or a
+      InputError: the folder holds no run, no checkpoint that can be read, or a model that does not translate; or a
         field is wrong.
     """
     chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}

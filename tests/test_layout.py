@@ -24,7 +24,7 @@ ORDER = (
     ("training", "decoding", "lines"),
     ("data",),
     ("model", "runs"),
-    ("config_files", "config"),
+    ("config_files", "config", "config_checks"),
     ("fields", "scoring", "system"),
 )
 

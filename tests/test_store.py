@@ -189,7 +189,7 @@ def test_what_is_not_whole_is_made_anew(tokens, folder, name, damage):
 
 KILLED = """
 import os, pickle, signal, sys
-from flaxformer_lite.data import store
+from flaxformer_lite.data.tokens import store
 
 reader, tokens = pickle.load(open(sys.argv[1], "rb"))
 store.READ_AT_ONCE = 10

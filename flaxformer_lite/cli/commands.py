@@ -5,10 +5,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from flaxformer_lite.cli import parser, run_flags, train_flags
+from flaxformer_lite.cli import run_flags, train_flags
 from flaxformer_lite.cli.parser import complain, exit_now, fail
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.lines import whole_files
+from flaxformer_lite.system.errors import InputError, is_of_a_path
 
 USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tells more)
 
@@ -42,7 +43,7 @@ def train(arguments: Sequence[str]) -> int:
 
     parallel.initialize(*request.processes)
     if request.workdir is None and jax.process_count() > 1:
-        raise ValueError("--workdir: several processes need one folder that all of them see; name it.")
+        raise InputError("--workdir: several processes need one folder that all of them see; name it.")
     try:
         return train.fit(request.config, request.workdir or request.new_workdir)
     except (loop.Diverged, memory.OutOfMemory) as error:
@@ -98,11 +99,11 @@ def evaluate(arguments: Sequence[str]) -> int:
     references = {str(path): whole_files.read_lines(path, flag="--references") for path in request.references}
     run = trained.load(request.workdir, **request.model)
     if request.decode and run.config.model.architecture != "encoder_decoder":
-        raise ValueError(
+        raise InputError(
             f"--{next(iter(request.decode))}: goes with translations, and this run's model writes none to be measured."
         )
     if request.output and run.config.model.architecture != "encoder_decoder":
-        raise ValueError("--output: goes with translations, and this run's model makes none to be kept.")
+        raise InputError("--output: goes with translations, and this run's model makes none to be kept.")
     output = request.output or workdir.Workdir(request.workdir).samples
     run = trained.with_decode(run, request.decode)
     what = {"run": request.workdir, "split": request.split, "config": run.config, "origin": run.origin}
@@ -310,19 +311,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(f"{command!r}: no such command{did_you_mean(command, COMMANDS)}")
     try:
         code = COMMANDS[command](rest)
-    except ValueError as error:
-        if not parser.is_about_input(error):
-            traceback.print_exc()
-            exit_now(1)
+    except InputError as error:
         complain(str(error))
         code = 2
     except BrokenPipeError:
         code = 0
     except OSError as error:
-        if not parser.is_about_input(error):
-            raise
-        complain(f"{error.filename}: cannot be reached: {error.strerror}.")
-        code = 2
+        if is_of_a_path(error):
+            complain(f"{error.filename}: cannot be reached: {error.strerror}.")
+            code = 2
+        else:
+            traceback.print_exc()
+            code = 1
     except KeyboardInterrupt:
         code = 130
+    except Exception:  # a bug
+        traceback.print_exc()
+        code = 1
     exit_now(code)

@@ -11,6 +11,7 @@ from ml_collections import config_dict
 from flaxformer_lite import config_files
 from flaxformer_lite.cli import parser
 from flaxformer_lite.cli.shared_flags import decode_given, define_decode, define_model, model_given
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import in_bucket, place
 
 FORMATS = {"ctranslate2": "ctranslate2", "huggingface": "safetensors", "safetensors": "safetensors"}  # what each needs
@@ -42,7 +43,7 @@ def parse_import(arguments: Sequence[str]) -> ImportRequest:
     """`import marian FOLDER` and its flags.
 
     Raises:
-      ValueError: a word or a flag is missing or wrong.
+      InputError: a word or a flag is missing or wrong.
     """
 
     def define(values: flags.FlagValues) -> None:
@@ -55,9 +56,9 @@ def parse_import(arguments: Sequence[str]) -> ImportRequest:
     overrides, others = parser.split_overrides(arguments)
     values = parser.parse(others, define, usage=usage, words=words)
     if len(words) != 2 or words[0] != "marian":
-        raise ValueError(f"import: expected 'marian' and a folder, got {' '.join(words) or 'nothing'!r}.")
+        raise InputError(f"import: expected 'marian' and a folder, got {' '.join(words) or 'nothing'!r}.")
     if values.workdir is None:
-        raise ValueError("--workdir: expected a folder for the run, got nothing; add --workdir=FOLDER.")
+        raise InputError("--workdir: expected a folder for the run, got nothing; add --workdir=FOLDER.")
     _check_installed("import", "safetensors")
     config = config_files.load_config(config_files.find_config(values.config))
     return ImportRequest(_folder(words[1]), _folder(values.workdir), config, overrides)
@@ -67,7 +68,7 @@ def parse_export(arguments: Sequence[str]) -> ExportRequest:
     """`export FORMAT` and its flags.
 
     Raises:
-      ValueError: a word or a flag is missing or wrong, or what the format needs is not installed.
+      InputError: a word or a flag is missing or wrong, or what the format needs is not installed.
     """
 
     def define(values: flags.FlagValues) -> None:
@@ -89,12 +90,12 @@ def parse_export(arguments: Sequence[str]) -> ExportRequest:
     values = parser.parse(arguments, define, usage=usage, words=words)
     kind = words[0] if len(words) == 1 else ""
     if kind not in FORMATS:
-        raise ValueError(f"export: expected one of {', '.join(FORMATS)}, got {' '.join(words) or 'nothing'!r}.")
+        raise InputError(f"export: expected one of {', '.join(FORMATS)}, got {' '.join(words) or 'nothing'!r}.")
     for name, what in (("workdir", "the folder of a run"), ("output", "a folder to make")):
         if values[name].value is None:
-            raise ValueError(f"--{name}: expected {what}, got nothing; add --{name}=FOLDER.")
+            raise InputError(f"--{name}: expected {what}, got nothing; add --{name}=FOLDER.")
     if values.quantization is not None and kind != "ctranslate2":
-        raise ValueError("--quantization: goes with export ctranslate2; the others keep weights in float32.")
+        raise InputError("--quantization: goes with export ctranslate2; the others keep weights in float32.")
     _check_installed("export", FORMATS[kind])
     quantization, chosen = values.quantization or "float32", (model_given(values), decode_given(values))
     return ExportRequest(kind, place(values.workdir), _folder(values.output), quantization, values.license, *chosen)
@@ -102,10 +103,10 @@ def parse_export(arguments: Sequence[str]) -> ExportRequest:
 
 def _folder(name: str) -> Path:
     if in_bucket(name):
-        raise ValueError(f"{name}: expected a folder on disk; copy it by hand.")
+        raise InputError(f"{name}: expected a folder on disk; copy it by hand.")
     return Path(name)
 
 
 def _check_installed(command: str, library: str) -> None:
     if importlib.util.find_spec(library) is None:
-        raise ValueError(f"{command}: needs the extra for other formats: pip install 'flaxformer_lite[exchange]'.")
+        raise InputError(f"{command}: needs the extra for other formats: pip install 'flaxformer_lite[exchange]'.")

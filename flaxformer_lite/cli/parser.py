@@ -1,21 +1,13 @@
 """The one parser of flags; one line on standard error and exit code 2 for whatever is wrong."""
 
-import errno
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from absl import flags
 
-import flaxformer_lite
 from flaxformer_lite.config_files import first_line
-
-PACKAGE = Path(flaxformer_lite.__file__).parent
-# Errors of a path that a user named, which need no traceback.
-OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def fail(message: str) -> NoReturn:
@@ -83,11 +75,3 @@ def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             others.append(argument)
     return overrides, others
-
-
-def is_about_input(error: ValueError | OSError) -> bool:
-    """Whether this package refused its input, or a path that a user named cannot be reached; else it is a bug."""
-    if isinstance(error, OSError):
-        return error.errno in OF_A_PATH and error.filename is not None
-    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    return Path(innermost.f_code.co_filename).is_relative_to(PACKAGE)

@@ -17,6 +17,7 @@ from flaxformer_lite.cli.shared_flags import (
 )
 from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import WINDOW
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import in_bucket, place
 
 
@@ -118,7 +119,7 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
     """Flags of `score`.
 
     Raises:
-      ValueError: a file is not named, or a flag would be ignored.
+      InputError: a file is not named, or a flag would be ignored.
     """
 
     def define(values: flags.FlagValues) -> None:
@@ -132,9 +133,9 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
     values = parser.parse(arguments, define, usage=usage)
     for name, what in (("hypotheses", "the file of translations"), ("references", "the files to compare with")):
         if not values[name].value:
-            raise ValueError(f"--{name}: expected {what}, got nothing; add --{name}=FILE.")
+            raise InputError(f"--{name}: expected {what}, got nothing; add --{name}=FILE.")
     if values.baseline is not None and values.bootstrap is None:
-        raise ValueError("--baseline: goes with --bootstrap=1000 or so, which tells a difference from chance.")
+        raise InputError("--baseline: goes with --bootstrap=1000 or so, which tells a difference from chance.")
     references, baseline = _references(values), values.baseline
     files = place(values.hypotheses), references, values.tokenized, place(baseline) if baseline else None
     return ScoreRequest(*files, _resampling(values))
@@ -167,7 +168,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
     values = parser.parse(arguments, define, usage=usage)
     _check_utf8("--prefix", values.prefix or "")
     if values.workers is not None:
-        raise ValueError("--workers: removed; set JAX_NUM_CPU_DEVICES=2 instead, so that two devices share the lines.")
+        raise InputError("--workers: removed; set JAX_NUM_CPU_DEVICES=2 instead, so that two devices share the lines.")
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
     return TranslateRequest(_required_workdir(values), _job(values), lines, decode_given(values), model_given(values))
 
@@ -197,12 +198,12 @@ def _define_job(values: flags.FlagValues) -> None:
 
 
 def _job(values: flags.FlagValues) -> LineJob:
-    """Raises ValueError for a flag that would be ignored."""
+    """Raises InputError for a flag that would be ignored."""
     if values.restart and not values.output:
-        raise ValueError("--restart: goes with --output=FILE; of what goes to standard output nothing is kept.")
+        raise InputError("--restart: goes with --output=FILE; of what goes to standard output nothing is kept.")
     for flag in ("input", "output"):
         if in_bucket(values[flag].value or ""):
-            raise ValueError(f"--{flag}: expected a file on disk, got {values[flag].value}; copy it by hand.")
+            raise InputError(f"--{flag}: expected a file on disk, got {values[flag].value}; copy it by hand.")
     paths = (Path(path) if path else None for path in (values.input, values.output))
     return LineJob(*paths, values.window, values.restart, values.progress)
 
@@ -249,13 +250,13 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
     values = parser.parse(rest, define, usage=usage, words=words)
     folders = [place(word) for word in words or ()]
     if kind not in PLOTS:
-        raise ValueError(f"plot: expected one of {', '.join(PLOTS)}, got {kind or 'nothing'!r} (--help tells more)")
+        raise InputError(f"plot: expected one of {', '.join(PLOTS)}, got {kind or 'nothing'!r} (--help tells more)")
     if kind != "metrics" or not folders:
         folders = [*folders, _required_workdir(values)]
     elif values.workdir is not None:
-        raise ValueError("plot metrics: name the folders one after another, or one by --workdir, not both.")
+        raise InputError("plot metrics: name the folders one after another, or one by --workdir, not both.")
     if (kind == "attention") != bool(values.text):
-        raise ValueError(
+        raise InputError(
             f"--text: {'expected the text to read' if kind == 'attention' else 'goes with plot attention'}."
         )
     _check_utf8("--text", values.text)
@@ -265,7 +266,7 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
 def _references(values: flags.FlagValues) -> list[Path]:
     names = listed(values.references)
     if not all(names):
-        raise ValueError(f"--references: expected files, R1,R2 and so on, got {','.join(names)!r}.")
+        raise InputError(f"--references: expected files, R1,R2 and so on, got {','.join(names)!r}.")
     return [place(name) for name in names]
 
 
@@ -278,7 +279,7 @@ def _define_resampling(values: flags.FlagValues) -> None:
 
 def _resampling(values: flags.FlagValues) -> dict[str, int]:
     if values.bootstrap_seed is not None and values.bootstrap is None:
-        raise ValueError("--bootstrap_seed: goes with --bootstrap; add --bootstrap=1000.")
+        raise InputError("--bootstrap_seed: goes with --bootstrap; add --bootstrap=1000.")
     given = {"bootstrap": values.bootstrap, "seed": values.bootstrap_seed}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -287,10 +288,10 @@ def _check_utf8(flag: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # the bytes of an argument that are not UTF-8 come as lone surrogates
-        raise ValueError(f"{flag}: expected UTF-8, got {text!r}.") from error
+        raise InputError(f"{flag}: expected UTF-8, got {text!r}.") from error
 
 
 def _required_workdir(values: flags.FlagValues) -> Path:
     if values.workdir is None:
-        raise ValueError("--workdir: expected the folder of a run, got nothing; add --workdir=FOLDER.")
+        raise InputError("--workdir: expected the folder of a run, got nothing; add --workdir=FOLDER.")
     return place(values.workdir)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.system.errors import InputError
 
 DECODE = {  # every field of DecodeConfig: how its flag is defined, and what --help says
     "method": (flags.DEFINE_string, "greedy, sample, beam or mask_predict"),
@@ -55,7 +56,7 @@ def model_given(values: flags.FlagValues) -> dict[str, object]:
     """`average`, `parameters`, `ensemble` and `tensor`, if they were given.
 
     Raises:
-      ValueError: an average that is none, or an ensemble of nothing.
+      InputError: an average that is none, or an ensemble of nothing.
     """
     if values.average not in (None, "none"):
         config_lib.parse_average("--average", values.average)
@@ -65,7 +66,7 @@ def model_given(values: flags.FlagValues) -> dict[str, object]:
         return given
     others = listed(values.ensemble)
     if not all(others):
-        raise ValueError(f"--ensemble: expected folders of runs, W2,W3 and so on, got {','.join(others)!r}.")
+        raise InputError(f"--ensemble: expected folders of runs, W2,W3 and so on, got {','.join(others)!r}.")
     return given | {"ensemble": others}
 
 

@@ -9,6 +9,7 @@ from absl import flags
 from flaxformer_lite import config_files
 from flaxformer_lite.cli import parser
 from flaxformer_lite.sweep.request import SweepRequest
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import in_bucket
 
 
@@ -16,7 +17,7 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
     """Flags of `sweep`.
 
     Raises:
-      ValueError: a flag is missing, or would be ignored.
+      InputError: a flag is missing, or would be ignored.
     """
 
     def define(values: flags.FlagValues) -> None:
@@ -43,22 +44,22 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
     values = parser.parse(others, define, usage=usage)
     for name, what in (("sweep", "a sweep's file"), ("workdir", "a folder for the sweep")):
         if not values[name].value:
-            raise ValueError(f"--{name}: expected {what}, got nothing; add --{name}=...")
+            raise InputError(f"--{name}: expected {what}, got nothing; add --{name}=...")
     if values.gpus and values.jobs not in (None, len(values.gpus)):
-        raise ValueError(f"--jobs: expected {len(values.gpus)}, one for each of --gpus, or nothing; got {values.jobs}.")
+        raise InputError(f"--jobs: expected {len(values.gpus)}, one for each of --gpus, or nothing; got {values.jobs}.")
     if values.study is not None and values.storage is None:
-        raise ValueError("--study: goes with --storage=URL; the file in the workdir holds one study.")
+        raise InputError("--study: goes with --storage=URL; the file in the workdir holds one study.")
     if values.retry_failed and values.submit:
-        raise ValueError("--retry_failed: goes with a worker of this process; leave out --submit, or this.")
+        raise InputError("--retry_failed: goes with a worker of this process; leave out --submit, or this.")
     if values.cluster_options and not values.submit:
-        raise ValueError("--cluster_options: goes with --submit=WORKERS.")
+        raise InputError("--cluster_options: goes with --submit=WORKERS.")
     if values.cluster not in ("slurm", "local"):
-        raise ValueError(f"--cluster: expected slurm or local, got {values.cluster!r}.")
+        raise InputError(f"--cluster: expected slurm or local, got {values.cluster!r}.")
     if values["cluster"].present and not values.submit:
-        raise ValueError("--cluster: goes with --submit=WORKERS.")
+        raise InputError("--cluster: goes with --submit=WORKERS.")
     options = dict(option.split("=", 1) for option in values.cluster_options if "=" in option)
     if len(options) < len(values.cluster_options):
-        raise ValueError(f"--cluster_options: expected name=value, several with commas, got {values.cluster_options}.")
+        raise InputError(f"--cluster_options: expected name=value, several with commas, got {values.cluster_options}.")
     workdir = _folder(values.workdir)
     return SweepRequest(
         config_files.find_config(values.sweep, flag="--sweep", kind="sweeps"),
@@ -82,16 +83,16 @@ def parse_report(arguments: Sequence[str]) -> Path:
     words: list[str] = []
     parser.parse(arguments, lambda values: None, usage="usage: sweep-report FOLDER", words=words)
     if len(words) != 1:
-        raise ValueError(f"sweep-report: expected the folder of a sweep, got {' '.join(words) or 'nothing'}.")
+        raise InputError(f"sweep-report: expected the folder of a sweep, got {' '.join(words) or 'nothing'}.")
     return _folder(words[0])
 
 
 def _check_installed() -> None:
     if importlib.util.find_spec("optuna") is None:
-        raise ValueError("sweep: needs the extra for sweeps: pip install 'flaxformer_lite[sweep]'.")
+        raise InputError("sweep: needs the extra for sweeps: pip install 'flaxformer_lite[sweep]'.")
 
 
 def _folder(name: str) -> Path:
     if in_bucket(name):
-        raise ValueError(f"{name}: expected a folder on a disk that all workers see; a sweep cannot lie in a bucket.")
+        raise InputError(f"{name}: expected a folder on a disk that all workers see; a sweep cannot lie in a bucket.")
     return Path(name)

@@ -12,6 +12,7 @@ from flaxformer_lite import config_files
 from flaxformer_lite.cli import parser
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.system.accelerators import ACCELERATORS, FORMER_NAMES
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 
 MOST_DEVICES = 16_384  # that are planned for
@@ -41,7 +42,7 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
     """Flags of `train`: the config is the named one, else that of the run in the workdir, else `default`.
 
     Raises:
-      ValueError: the config or an override is wrong.
+      InputError: the config or an override is wrong.
     """
 
     def define(values: flags.FlagValues) -> None:
@@ -68,7 +69,7 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
     """Flags of `plan`: a config as `train` takes it, and what it is planned for.
 
     Raises:
-      ValueError: as `parse_train`.
+      InputError: as `parse_train`.
     """
 
     def define(values: flags.FlagValues) -> None:
@@ -91,15 +92,15 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
     values, config, _ = _parse_config(arguments, define, usage)
     if values.workdir and (values.config is not None or not workdir_lib.has_run(values.workdir)):
         expected = "a run, or a config" if values.config is not None else "the workdir of a run"
-        raise ValueError(f"--workdir={values.workdir}: expected {expected}; name one of them that is there.")
+        raise InputError(f"--workdir={values.workdir}: expected {expected}; name one of them that is there.")
     if not values.devices or not all(count.isdecimal() and 0 < int(count) <= MOST_DEVICES for count in values.devices):
-        raise ValueError(
+        raise InputError(
             f"--devices: expected a number from 1 to {MOST_DEVICES:,}, or several with commas, got {values.devices}."
         )
     if values.all and (values.decode or len(values.devices) > 1):
-        raise ValueError("--all: applies only to a training step on one number of --devices; leave it out.")
+        raise InputError("--all: applies only to a training step on one number of --devices; leave it out.")
     if values.decode and len(values.devices) > 1:
-        raise ValueError("--decode: requires one number of --devices; choose one.")
+        raise InputError("--decode: requires one number of --devices; choose one.")
     name = FORMER_NAMES.get(values.accelerator, values.accelerator)
     if name != values.accelerator:
         print(f"warning: --accelerator={values.accelerator}: renamed to {name}", file=sys.stderr)

@@ -22,6 +22,7 @@ from flaxformer_lite.data.tokens.subwords import Drawing
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.fields import BOS, OWN_TEXT
 from flaxformer_lite.runs import multihost
+from flaxformer_lite.system.errors import InputError
 
 ROLES = ("train", "validation", "test")
 READ_AT_ONCE = 8192  # examples held as text where a split is not held as a whole
@@ -80,7 +81,7 @@ def open_dataset(config: Config) -> Dataset:
     """The dataset of `config.data`, as the model's architecture reads it, with those it is measured on.
 
     Raises:
-      ValueError: as `Dataset`; also if another dataset to measure on has not the same languages or labels.
+      InputError: as `Dataset`; also if another dataset to measure on has not the same languages or labels.
     """
     data, options = config.data, {"architecture": config.model.architecture, "text_features": config.data.text_features}
     own_text = _own_text(config, data.dataset, None)
@@ -91,9 +92,10 @@ def open_dataset(config: Config) -> Dataset:
             try:
                 own_text = _own_text(config, name, dataset.label_names)
                 other = Dataset(name, **options, languages=dataset.sides, own_text=own_text)
-            except ValueError as error:  # which speaks of the dataset that is trained on
-                message = str(error).removeprefix("config.data.dataset: ").removeprefix("config.data.languages: ")
-                raise ValueError(f"config.data.{role}_dataset: {message}") from error
+            except InputError as error:  # which is about the dataset that is trained on
+                known = error.where in ("config.data.dataset", "config.data.languages")
+                message = error.what if known else str(error)
+                raise InputError(message, where=f"config.data.{role}_dataset") from error
             dataset.add_part(role, other)
     return dataset
 
@@ -107,12 +109,12 @@ def _check_files(data: DataConfig) -> None:
         if dataset not in OWN_TEXT:
             continue
         if files and role not in read:
-            raise ValueError(
+            raise InputError(
                 f"config.data.{role}_files: data.{role}_split = {split!r} reads none of them; leave one of the two out."
             )
         for name in read:
             if datasets[name] != dataset or not getattr(data, f"{name}_files"):
-                raise ValueError(
+                raise InputError(
                     f"config.data.{role}_split: {split!r} is what data.{name}_files hold, and there are none; set "
                     "them, or take a slice of others, such as train[-2000:]."
                 )
@@ -143,7 +145,7 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
     """A split by its TFDS name, tokenised and planned, with its texts in memory.
 
     Raises:
-      ValueError: there is no such split, or no example in it fits the batches.
+      InputError: there is no such split, or no example in it fits the batches.
     """
     return make_split(dataset.read(name), tokens, config)
 
@@ -154,7 +156,7 @@ def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) ->
     The texts of translations are in memory, to compare with; others stay where they are.
 
     Raises:
-      ValueError: there is no such split, or no example in it fits the batches.
+      InputError: there is no such split, or no example in it fits the batches.
     """
     part, name = dataset.part(role), getattr(config.data, f"{role}_split")
     reader = part.reader(name)
@@ -167,7 +169,7 @@ def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) ->
 
 
 def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
-    """`texts` tokenised and planned; raises ValueError if no example fits the batches."""
+    """`texts` tokenised and planned; raises InputError if no example fits the batches."""
     given = {"source": texts.source, "target": texts.target}
     source, target = (None if part is None else tokens.encode(part, side=side) for side, part in given.items())
     if source is not None and _start(config):
@@ -180,7 +182,7 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
     """A split to train on: its ids are mapped from where they are stored, its texts stay where they are.
 
     Raises:
-      ValueError: no example in the split fits the batches.
+      InputError: no example in the split fits the batches.
     """
     reader = dataset.reader(name)
     examples = _stored(reader, tokens, config)
@@ -242,7 +244,7 @@ def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, unproved:
     """Process 0 trains the tokenizer if `path` does not exist, or to compare with one that is `unproved`.
 
     Raises:
-      ValueError: it cannot be trained, or is another.
+      InputError: it cannot be trained, or is another.
     """
 
     def provide() -> None:
@@ -253,7 +255,7 @@ def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, unproved:
         if not path.exists():
             tokenizer.train(texts, path, **options)
         elif tokenizer.trained(texts, **options) != path.read_bytes():
-            raise ValueError(
+            raise InputError(
                 f"{path}: not what the text of {config.data.train_split!r} gives now, and no checkpoint needs it yet; "
                 "put the old text back, or delete it, which makes a new one."
             )
@@ -269,7 +271,7 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
         trained once more, to see.
 
     Raises:
-      ValueError: a split is missing, has no labels, or holds nothing to train on, or the tokenizer is of other text.
+      InputError: a split is missing, has no labels, or holds nothing to train on, or the tokenizer is of other text.
         What one of several processes raises before they have waited for each other for the last time, all raise.
     """
     loader.import_grain()

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flaxformer_lite.decoding import length_penalty
 from flaxformer_lite.decoding.topk import topk
 from flaxformer_lite.fields import PAD
+from flaxformer_lite.system.errors import InputError
 
 NONE = -jnp.inf  # log-probability and score of a hypothesis that does not exist
 
@@ -62,12 +63,12 @@ def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
       limit_B: most tokens of a row's texts, the end symbol counted; 0: an unused row.
 
     Raises:
-      ValueError: alpha is negative or too high for a text of T tokens, or N is not between 1 and W.
+      InputError: alpha is negative or too high for a text of T tokens, or N is not between 1 and W.
     """
     W, N, T = search.beam_size, search.n_best, search.max_length
     length_penalty.check(search.alpha, search.penalty, T)
     if not 1 <= N <= W:
-        raise ValueError(f"n_best: expected 1 to {W}, the size of the beam, got {N}.")
+        raise InputError(f"n_best: expected 1 to {W}, the size of the beam, got {N}.")
     B, exists_BW = len(limit_B), (jnp.arange(W) == 0)[None] & (limit_B > 0)[:, None]
     return Beams(
         index=jnp.int32(0),

@@ -18,6 +18,7 @@ from flaxformer_lite.decoding import beam, methods
 from flaxformer_lite.decoding.masked import decode_masked
 from flaxformer_lite.decoding.task import continuation, translation, with_whole_rows
 from flaxformer_lite.model.devices import compiled_for
+from flaxformer_lite.system.errors import InputError
 
 
 def padded_length(length: int, max_length: int) -> int:
@@ -89,7 +90,7 @@ class Decoder:
           numbers: what the random samples of each input depend on, 0 or more; None: 0, 1, 2, ...
 
         Raises:
-          ValueError: an input, or a prefix, does not fit into the model's `max_length` tokens with its end symbol.
+          InputError: an input, or a prefix, does not fit into the model's `max_length` tokens with its end symbol.
         """
         outputs: list[np.ndarray] = [np.empty(0, np.int32)] * len(inputs)
         for part, decoded_BT in self._batches(params, inputs, prefixes, numbers=numbers):
@@ -106,14 +107,14 @@ class Decoder:
         An empty source has one output, the empty one, with the score 0.
 
         Raises:
-          ValueError: as when called; or the method is not 'beam', or the beam holds fewer than n.
+          InputError: as when called; or the method is not 'beam', or the beam holds fewer than n.
         """
         if self._config.method != "beam":
-            raise ValueError(
+            raise InputError(
                 f"n_best: goes with decode.method='beam' only, and it is {self._config.method!r}; set that."
             )
         if not 1 <= n <= self._config.beam_size:
-            raise ValueError(
+            raise InputError(
                 f"n_best: expected 1 to {self._config.beam_size} (decode.beam_size), got {n}; widen the beam for more."
             )
         outputs = [[(np.empty(0, np.int32), 0.0)] for _ in inputs]
@@ -133,7 +134,7 @@ class Decoder:
     ) -> Iterator[tuple[list[int], Any]]:
         """Batch by batch, the longest inputs first: the numbers of its inputs, and their outputs."""
         if prefixes is not None and self._config.method == "mask_predict":
-            raise ValueError("prefixes: decode.method='mask_predict' writes all tokens at once; leave them out.")
+            raise InputError("prefixes: decode.method='mask_predict' writes all tokens at once; leave them out.")
         numbers = range(len(inputs)) if numbers is None else numbers
         self._check("input", inputs, "split it into shorter ones")
         self._check("prefix", prefixes or (), "shorten it")
@@ -156,7 +157,7 @@ class Decoder:
     def _check(self, name: str, rows: Sequence[np.ndarray], advice: str) -> None:
         for number, ids in enumerate(rows):
             if len(ids) >= self.max_length:
-                raise ValueError(
+                raise InputError(
                     f"{name} {number}: {len(ids)} tokens, the model takes at most {self.max_length - 1}; {advice}."
                 )
 

@@ -5,6 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from flaxformer_lite.system.errors import InputError
+
 LARGEST = float(jnp.finfo(jnp.float32).max)
 
 # Of the length of a text, its end symbol counted; before the power alpha.
@@ -20,8 +22,8 @@ def length_penalty(length: jax.Array | float, *, alpha: float, kind: str) -> jax
 
 
 def check(alpha: float, kind: str, max_length: int) -> None:
-    """Raises ValueError if alpha is negative, or too large for texts of `max_length` tokens."""
+    """Raises InputError if alpha is negative, or too large for texts of `max_length` tokens."""
     if not alpha >= 0:
-        raise ValueError(f"alpha: expected 0 or more, got {alpha}; below 0 no bound would end the search.")
+        raise InputError(f"alpha: expected 0 or more, got {alpha}; below 0 no bound would end the search.")
     if alpha * math.log(PENALTIES[kind](max_length)) > math.log(LARGEST):
-        raise ValueError(f"alpha: {alpha} makes the penalty of {max_length} tokens infinite; lower it.")
+        raise InputError(f"alpha: {alpha} makes the penalty of {max_length} tokens infinite; lower it.")

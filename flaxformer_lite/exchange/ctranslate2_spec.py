@@ -11,6 +11,7 @@ import numpy as np
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.layers import GATES
 from flaxformer_lite.model.positions import T5_MAX_DISTANCE, sinusoidal
+from flaxformer_lite.system.errors import InputError
 
 Params = Mapping[str, Any]
 
@@ -18,7 +19,7 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": 
 
 
 def check(model: ModelConfig) -> None:
-    """Raises ValueError, about the field, for a model that CTranslate2 cannot run."""
+    """Raises InputError, about the field, for a model that CTranslate2 cannot run."""
     refused = {
         "architecture": (model.architecture == "encoder_classifier", "it has no layer of classes"),
         "decoder": (model.decoder == "masked", "it writes token by token"),
@@ -29,7 +30,7 @@ def check(model: ModelConfig) -> None:
     for field, (is_refused, why) in refused.items():
         if is_refused:
             value = getattr(model, field)
-            raise ValueError(f"config.model.{field}: CTranslate2 cannot run {value!r}: {why}; train another model.")
+            raise InputError(f"config.model.{field}: CTranslate2 cannot run {value!r}: {why}; train another model.")
 
 
 def build(model: ModelConfig, params: Params) -> Any:
@@ -39,7 +40,7 @@ def build(model: ModelConfig, params: Params) -> Any:
       params: of the model, NumPy arrays in float32.
 
     Raises:
-      ValueError: CTranslate2 cannot run such a model.
+      InputError: CTranslate2 cannot run such a model.
     """
     from ctranslate2.specs import transformer_spec
 

@@ -18,7 +18,7 @@ def export(run: Trained, workdir: Path, output: Path, *, kind: str, quantization
       license: what the card says; None: that of imported weights, or unknown.
 
     Raises:
-      ValueError: the format cannot hold the model, or the folder cannot be written.
+      InputError: the format cannot hold the model, or the folder cannot be written.
     """
     with new_folder(output) as folder:
         if kind == "ctranslate2":

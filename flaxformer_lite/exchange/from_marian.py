@@ -20,6 +20,7 @@ from flaxformer_lite.exchange import marian
 from flaxformer_lite.fields import FIXED_BY_WEIGHTS, NOT_IN_WEIGHTS, READ_IF
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.runs.workdir import Workdir
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import new_folder, write_whole
 from flaxformer_lite.training.checkpoint import Checkpoints
 
@@ -47,9 +48,9 @@ class MarianFolder:
 
 
 def read(folder: Path) -> MarianFolder:
-    """Raises ValueError for what is missing, damaged, or no Marian model; it names the file, and in it the field."""
+    """Raises InputError for what is missing, damaged, or no Marian model; it names the file, and in it the field."""
     if not folder.is_dir():
-        raise ValueError(f"{folder}: expected a folder with a Marian model, and there is none.")
+        raise InputError(f"{folder}: expected a folder with a Marian model, and there is none.")
     config = _json(folder / "config.json")
     with _about(folder / "config.json"):
         marian.check_theirs(config)
@@ -63,27 +64,27 @@ def read(folder: Path) -> MarianFolder:
 
 @contextlib.contextmanager
 def _about(file: Path, what: str = "") -> Iterator[None]:
-    """Puts the name of the file, and `what`, before what a ValueError of the block says."""
+    """Puts the name of the file, and `what`, before what an InputError of the block says."""
     try:
         yield
-    except ValueError as error:
-        raise ValueError(f"{file}: {what}{error}") from error
+    except InputError as error:
+        raise InputError(f"{what}{error}", where=str(file)) from error
 
 
 def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ValueError(f"{file}: expected a file of a Marian model: {error.strerror}.") from error
+        raise InputError(f"{file}: expected a file of a Marian model: {error.strerror}.") from error
 
 
 def _json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(_bytes(file))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file}: expected JSON, got {error}.") from error
+        raise InputError(f"{file}: expected JSON, got {error}.") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file}: expected names and values, got {type(content).__name__}.")
+        raise InputError(f"{file}: expected names and values, got {type(content).__name__}.")
     return content
 
 
@@ -95,10 +96,10 @@ def _stored(folder: Path) -> dict[str, np.ndarray]:
     if (folder / INDEX).exists():
         held = _json(folder / INDEX).get("weight_map")
         if not isinstance(held, dict) or not all(isinstance(name, str) for name in held.values()):
-            raise ValueError(f"{folder / INDEX}: weight_map: expected the file of each array, got {held!r:.80}.")
+            raise InputError(f"{folder / INDEX}: weight_map: expected the file of each array, got {held!r:.80}.")
         files = sorted(set(held.values()))
     elif not (folder / WEIGHTS).exists() and (folder / PICKLED).exists():
-        raise ValueError(
+        raise InputError(
             f"{folder / PICKLED}: pickled weights can run any code, and are not read; write {WEIGHTS} first: "
             f"{CONVERT.format(folder)}"
         )
@@ -106,12 +107,12 @@ def _stored(folder: Path) -> dict[str, np.ndarray]:
     for name in files:
         file = folder / name
         if not file.is_file():
-            raise ValueError(f"{file}: expected the weights of a Marian model, and there is no such file.")
+            raise InputError(f"{file}: expected the weights of a Marian model, and there is no such file.")
         try:
             with safe_open(file, "flax") as opened:  # NumPy has no bfloat16
                 arrays |= {key: np.asarray(opened.get_tensor(key)) for key in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{file}: damaged, or no safetensors: {error}.") from error
+            raise InputError(f"{file}: damaged, or no safetensors: {error}.") from error
     return arrays
 
 
@@ -133,7 +134,7 @@ def _tokenizer(
     for side, name in names.items():
         for role in ("pad", "eos", "unk"):
             if special[role] not in vocabularies[side]:
-                raise ValueError(f"{folder / name}: expected {special[role]!r}, the {role}, and it has none.")
+                raise InputError(f"{folder / name}: expected {special[role]!r}, the {role}, and it has none.")
         files[name] = json.dumps(vocabularies[side], ensure_ascii=False).encode()
     return files, special, {side: their_ids(vocabulary, special) for side, vocabulary in vocabularies.items()}
 
@@ -144,7 +145,7 @@ def _vocabulary(file: Path, rows: int) -> dict[str, int]:
     wrong = [f"{piece!r}: {number!r}" for piece, number in vocabulary.items() if type(number) is not int]
     wrong += [f"{piece!r}: {number}" for piece, number in vocabulary.items() if number not in range(rows)]
     if wrong or len(set(vocabulary.values())) < len(vocabulary):
-        raise ValueError(
+        raise InputError(
             f"{file}: expected a number from 0 to {rows - 1}, its own, for each piece, as config.json has {rows} "
             f"rows of embeddings; got {wrong[0] if wrong else 'the same number twice'}."
         )
@@ -160,14 +161,14 @@ def _special(
     for role, field in (("pad", "pad_token_id"), ("start", "decoder_start_token_id"), ("eos", "eos_token_id")):
         if type(config.get(field)) is not int or config[field] not in of_number:
             expected = f"the number of a token, 0 to {len(vocabulary) - 1}"
-            raise ValueError(f"{folder / 'config.json'}: {field}: expected {expected}, got {config.get(field)!r}.")
+            raise InputError(f"{folder / 'config.json'}: {field}: expected {expected}, got {config.get(field)!r}.")
         special[role] = of_number[config[field]]
     unknown = settings.get("unk_token", "<unk>")
     special["unk"] = unknown.get("content") if isinstance(unknown, dict) else unknown
     if not isinstance(special["unk"], str):
-        raise ValueError(f"{folder / 'tokenizer_config.json'}: unk_token: expected a piece, got {unknown!r}.")
+        raise InputError(f"{folder / 'tokenizer_config.json'}: unk_token: expected a piece, got {unknown!r}.")
     if len({special[role] for role in ("pad", "eos", "unk")}) < 3:
-        raise ValueError(f"{folder / 'config.json'}: expected three tokens as pad, end and unknown, got {special}.")
+        raise InputError(f"{folder / 'config.json'}: expected three tokens as pad, end and unknown, got {special}.")
     return special
 
 
@@ -181,7 +182,7 @@ def _decode(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         value = default if settings.get(name) is None else settings[name]
         if type(value) not in (int, kind) or value < 0:
             where = file if name in newer else folder / "config.json"
-            raise ValueError(f"{where}: {name}: expected a number of type {kind.__name__}, 0 or more, got {value!r}.")
+            raise InputError(f"{where}: {name}: expected a number of type {kind.__name__}, 0 or more, got {value!r}.")
         return kind(value)
 
     decode: dict[str, Any] = {"method": "greedy"}
@@ -212,7 +213,7 @@ def import_run(
       overrides: `--config.section.field=value` arguments.
 
     Raises:
-      ValueError: as `read`, `check` and `write`.
+      InputError: as `read`, `check` and `write`.
     """
     source = read(folder)
     if any(override.lstrip("-").startswith("config.decode.method=") for override in overrides):
@@ -252,13 +253,13 @@ def _changed(default: Any, section: config_dict.ConfigDict, names: Iterable[str]
 
 
 def check(config: Config, source: MarianFolder) -> None:
-    """Raises ValueError if `config` is not of the model in the folder."""
+    """Raises InputError if `config` is not of the model in the folder."""
     own = {f"model.{name}": value for name, value in dataclasses.asdict(source.model).items()}
     own |= {"model.vocab_size": None, "data.tokenizer": "marian", "data.vocab_size": source.model.vocab_size}
     for name in FIXED_BY_WEIGHTS:
         section, field = name.split(".")
         if (value := getattr(getattr(config, section), field)) != own[name]:
-            raise ValueError(
+            raise InputError(
                 f"config.{name}: {source.path} has {own[name]!r}, and this asks for {value!r}; leave it out."
             )
 
@@ -267,10 +268,10 @@ def write(source: MarianFolder, workdir: Path, config: Config) -> None:
     """Makes the workdir of a run that is at step 0 with these weights, whole or not at all.
 
     Raises:
-      ValueError: there is something already, or the folder cannot be written.
+      InputError: there is something already, or the folder cannot be written.
     """
     if workdir_lib.has_run(workdir):
-        raise ValueError(f"--workdir={workdir}: holds a run already; choose another folder.")
+        raise InputError(f"--workdir={workdir}: holds a run already; choose another folder.")
     with new_folder(workdir) as folder:
         paths = Workdir(folder)
         MarianTokenizer.pack(paths.tokenizer, source.tokenizer, source.special)
@@ -282,7 +283,7 @@ def write(source: MarianFolder, workdir: Path, config: Config) -> None:
             checkpoints.close()
         except Exception as error:  # whatever a full disk makes a writer raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"--workdir={workdir}: the weights cannot be written: {reason:.200}.") from error
+            raise InputError(f"--workdir={workdir}: the weights cannot be written: {reason:.200}.") from error
         files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in source.files}
         facts = {"format": "Marian", "folder": source.path.absolute().name, "files": files, "license": source.license}
         write_whole(paths.imported, json.dumps(facts, indent=2) + "\n")

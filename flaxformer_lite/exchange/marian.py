@@ -18,6 +18,7 @@ import numpy as np
 
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.fields import BOS
+from flaxformer_lite.system.errors import InputError
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -78,7 +79,7 @@ def model_config(theirs: Mapping[str, Any], vocab_size: int) -> ModelConfig:
       vocab_size: of the imported tokenizer.
 
     Raises:
-      ValueError: it is no Marian model, or one that ours cannot be; the message begins with the field.
+      InputError: it is no Marian model, or one that ours cannot be; the message begins with the field.
     """
     check_theirs(theirs)
     return ModelConfig(
@@ -99,31 +100,31 @@ def model_config(theirs: Mapping[str, Any], vocab_size: int) -> ModelConfig:
 
 
 def check_theirs(theirs: Mapping[str, Any]) -> None:
-    """Raises ValueError, about the field, if a config.json is not of a Marian model that ours can be."""
+    """Raises InputError, about the field, if a config.json is not of a Marian model that ours can be."""
     for field, (expected, default) in EXPECTED.items():
         if (value := theirs.get(field, default)) != expected:
-            raise ValueError(f"{field}: expected {expected!r}, which alone can be imported, got {value!r}.")
+            raise InputError(f"{field}: expected {expected!r}, which alone can be imported, got {value!r}.")
     if "MarianMTModel" not in (architectures := theirs.get("architectures") or ["MarianMTModel"]):
-        raise ValueError(f"architectures: expected ['MarianMTModel'], got {architectures}.")
+        raise InputError(f"architectures: expected ['MarianMTModel'], got {architectures}.")
     for field in SIZES:
         if type(theirs.get(field)) is not int or theirs[field] < 1:
-            raise ValueError(f"{field}: expected a positive whole number, got {theirs.get(field)!r}.")
+            raise InputError(f"{field}: expected a positive whole number, got {theirs.get(field)!r}.")
     if not shares(theirs) and type(theirs.get("decoder_vocab_size", 1)) is not int:
-        raise ValueError(f"decoder_vocab_size: expected a whole number, got {theirs['decoder_vocab_size']!r}.")
+        raise InputError(f"decoder_vocab_size: expected a whole number, got {theirs['decoder_vocab_size']!r}.")
     for name in ("dropout", "attention_dropout"):
         if type(theirs.get(name, 0.0)) not in (int, float) or not 0 <= theirs.get(name, 0.0) < 1:
-            raise ValueError(f"{name}: expected at least 0 and less than 1, got {theirs[name]!r}.")
+            raise InputError(f"{name}: expected at least 0 and less than 1, got {theirs[name]!r}.")
     for name in PAIRS:
         if theirs[f"decoder_{name}"] != theirs[f"encoder_{name}"]:
             expected = f"{theirs[f'encoder_{name}']}, as encoder_{name}"
-            raise ValueError(f"decoder_{name}: expected {expected}, got {theirs[f'decoder_{name}']}.")
+            raise InputError(f"decoder_{name}: expected {expected}, got {theirs[f'decoder_{name}']}.")
     width, heads = theirs["d_model"], theirs["encoder_attention_heads"]
     if width % 2:
-        raise ValueError(f"d_model: expected an even number, half sines and half cosines, got {width}.")
+        raise InputError(f"d_model: expected an even number, half sines and half cosines, got {width}.")
     if width % heads:
-        raise ValueError(f"encoder_attention_heads: expected a divisor of d_model = {width}, got {heads}.")
+        raise InputError(f"encoder_attention_heads: expected a divisor of d_model = {width}, got {heads}.")
     if str(activation := theirs.get("activation_function", "gelu")) not in ACTIVATIONS:
-        raise ValueError(f"activation_function: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
+        raise InputError(f"activation_function: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
 
 
 def shares(theirs: Mapping[str, Any]) -> bool:
@@ -143,7 +144,7 @@ def sizes(theirs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check(model: ModelConfig) -> None:
-    """Raises ValueError, about the field, for a model that no `MarianMTModel` can be."""
+    """Raises InputError, about the field, for a model that no `MarianMTModel` can be."""
     possible = {
         "architecture": ("encoder_decoder",),
         "decoder": ("causal",),
@@ -161,7 +162,7 @@ def check(model: ModelConfig) -> None:
     for field, values in possible.items():
         if (value := getattr(model, field)) not in values:
             expected = " or ".join(repr(each) for each in values)
-            raise ValueError(
+            raise InputError(
                 f"config.model.{field}: a MarianMTModel has {expected}, and this model {value!r}; export it in another "
                 "format, or train another model."
             )
@@ -201,7 +202,7 @@ def completed(arrays: Arrays, theirs: Mapping[str, Any], model: ModelConfig) -> 
     """All arrays of a model, in float32, where a file holds one for several that are tied, and may leave out zeros.
 
     Raises:
-      ValueError: an array is missing, has another shape, or is one that such a model has not; it is named.
+      InputError: an array is missing, has another shape, or is one that such a model has not; it is named.
     """
     # Where a matrix is looked for.
     stored_as = {SOURCE: (SOURCE, SHARED), TARGET: (TARGET, SHARED), OUTPUT: (OUTPUT,)}
@@ -212,23 +213,23 @@ def completed(arrays: Arrays, theirs: Mapping[str, Any], model: ModelConfig) -> 
     for name, shape in shapes.items():
         stored = next((other for other in stored_as.get(name, (name,)) if other in arrays), None)
         if stored is None and name != BIAS:
-            raise ValueError(f"expected the array {stored_as.get(name, (name,))[0]!r}, which is not there.")
+            raise InputError(f"expected the array {stored_as.get(name, (name,))[0]!r}, which is not there.")
         array = np.zeros(shape, np.float32) if stored is None else arrays[stored]
         if array.shape != shape:
-            raise ValueError(f"{stored}: expected the shape {list(shape)}, got {list(array.shape)}.")
+            raise InputError(f"{stored}: expected the shape {list(shape)}, got {list(array.shape)}.")
         if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(
+            raise InputError(
                 f"{stored}: expected floating point numbers, got {array.dtype}; quantized ones are not read."
             )
         result[name] = np.asarray(array, np.float32)
         if not np.isfinite(result[name]).all():
-            raise ValueError(f"{stored}: expected finite numbers, and some are not.")
+            raise InputError(f"{stored}: expected finite numbers, and some are not.")
     for name in POSITIONS:
         table = arrays.get(name, sinusoids(1, model.d_model))
         if table.ndim != 2 or not np.allclose(table, sinusoids(len(table), table.shape[1]), atol=1e-3):
-            raise ValueError(f"{name}: expected the sinusoids of section 3.5, which alone can be imported.")
+            raise InputError(f"{name}: expected the sinusoids of section 3.5, which alone can be imported.")
     if unknown := sorted(arrays.keys() - {*shapes, *POSITIONS, SHARED}):
-        raise ValueError(f"{unknown[0]}: a MarianMTModel has no such array.")
+        raise InputError(f"{unknown[0]}: a MarianMTModel has no such array.")
     return result
 
 

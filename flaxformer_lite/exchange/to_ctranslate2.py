@@ -21,7 +21,7 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
       The name of the format, and how to use it.
 
     Raises:
-      ValueError: CTranslate2 cannot run such a model, or decode so; the field is named.
+      InputError: CTranslate2 cannot run such a model, or decode so; the field is named.
     """
     model, translates = run.config.model, run.config.model.architecture == "encoder_decoder"
     spec = ctranslate2_spec.build(model, on_host(run))

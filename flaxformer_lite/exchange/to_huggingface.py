@@ -21,7 +21,7 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
       The name of the format, and how to use it.
 
     Raises:
-      ValueError: a `MarianMTModel` cannot hold the model; the field is named.
+      InputError: a `MarianMTModel` cannot hold the model; the field is named.
     """
     model, params = run.config.model, on_host(run)
     marian.check(model)

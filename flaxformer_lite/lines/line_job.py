@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 import tqdm
 
 from flaxformer_lite.lines.line_windows import WINDOW, Answer, LineReader, Window, as_text
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import NO_LOCKS, behind_links, is_stream
 
 QUIET = 3.0  # seconds that a job may take without a word
@@ -47,7 +48,7 @@ def run(job: LineJob, answer: Callable[[Window], Answer], *, asked: Callable[[],
         called where the output is a file.
 
     Raises:
-      ValueError: a file cannot be read or written, or there is a part that something else began; or as `answer`.
+      InputError: a file cannot be read or written, or there is a part that something else began; or as `answer`.
     """
     with LineReader(job.input) as reader, _open(job, reader, asked) as output:
         with _Progress(job.progress, reader) as progress:
@@ -131,7 +132,7 @@ class _Kept(_Stream):
             if not os.path.samestat(os.fstat(self._file.fileno()), self._partial.stat()):
                 raise BlockingIOError  # another process has given it its name meanwhile
         except (BlockingIOError, FileNotFoundError) as error:
-            raise ValueError(
+            raise InputError(
                 f"--output={self._path}: another process is writing {self._partial}; wait, or choose another name."
             ) from error
         except OSError as error:
@@ -142,7 +143,7 @@ class _Kept(_Stream):
         """How many bytes of the part are to be kept; `reader` goes over what they are the answers to.
 
         Raises:
-          ValueError: the part was not made of what this start asks for.
+          InputError: the part was not made of what this start asks for.
         """
         size = self._file.seek(0, os.SEEK_END)
         if not size:  # new: a record without a part is of a job that has ended
@@ -151,13 +152,13 @@ class _Kept(_Stream):
         for name in sorted(record["asked"].keys() | self._asked.keys()):
             old, new = record["asked"].get(name), self._asked.get(name)
             if old != new and (name, old) != ("--long", "refuse"):  # of what is done, nothing was too long
-                raise ValueError(
+                raise InputError(
                     f"{name}: {self._partial} was begun with {old!r}, and this start asks for {new!r}; {self._ways}"
                 )
         if size < record["written"]:
-            raise ValueError(f"{self._partial}: expected {record['written']:,} bytes or more, got {size}; {self._ways}")
+            raise InputError(f"{self._partial}: expected {record['written']:,} bytes or more, got {size}; {self._ways}")
         if reader.skip(bytes=record["bytes"], lines=record["lines"]) != record["sha256"]:
-            raise ValueError(
+            raise InputError(
                 f"{reader.name}: its first {record['bytes']:,} bytes are not those that {self._partial} was made from; "
                 f"{self._ways}"
             )
@@ -168,9 +169,9 @@ class _Kept(_Stream):
         try:
             record = json.loads(self._record.read_text(encoding="utf-8"))
             if record.keys() != {"asked", "written", "split", *LineReader.START}:
-                raise ValueError("these are other fields")
+                raise InputError("these are other fields")
         except (OSError, ValueError, AttributeError) as error:
-            raise ValueError(
+            raise InputError(
                 f"--output={self._path}: {self._partial} is there, and {self._record.name}, which tells what it is of, "
                 f"cannot be read; {self._ways}"
             ) from error
@@ -216,8 +217,8 @@ class _Kept(_Stream):
         self._close(kind)
 
 
-def _unwritable(path: Path, error: OSError) -> ValueError:
-    return ValueError(f"--output={path}: cannot be written: {error.strerror}.")
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"--output={path}: cannot be written: {error.strerror}.")
 
 
 class _Progress:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
 
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import UNREADABLE, open_bytes, why_unreadable
 
 # Lines of a window. Enough to fill eight batches of the shortest sentences with sentences of like length; and no more,
@@ -41,12 +42,12 @@ class Answer(NamedTuple):
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
-    """A line without its end (LF or CRLF), the first without a byte order mark; ValueError if it is not UTF-8."""
+    """A line without its end (LF or CRLF), the first without a byte order mark; InputError if it is not UTF-8."""
     line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     try:
         return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InputError(
             f"{name}, line {number}: expected UTF-8, got byte 0x{line[error.start]:02x} at column "
             f"{error.start + 1}; convert it, for example with iconv -t UTF-8."
         ) from error
@@ -69,7 +70,7 @@ class LineReader:
     START: ClassVar = {"lines": 0, "bytes": 0, "sha256": hashlib.sha256().hexdigest()}  # what `done` says at first
 
     def __init__(self, path: Path | None):
-        """Raises ValueError if the file cannot be read."""
+        """Raises InputError if the file cannot be read."""
         self._path, self.name = path, str(path or "standard input")
         try:
             self._file = open_bytes(path) if path else sys.stdin.buffer
@@ -101,7 +102,7 @@ class LineReader:
         """Windows of at most so many lines to the end; where they end is a function of the bytes alone.
 
         Raises:
-          ValueError: a line is not UTF-8 or larger than a window; it is named. Or the file cannot be read.
+          InputError: a line is not UTF-8 or larger than a window; it is named. Or the file cannot be read.
         """
         while raw := self._window(most):
             name, first = self.name, self.lines
@@ -117,7 +118,7 @@ class LineReader:
             line, self._ahead = self._ahead or self._read(self._file.readline, WINDOW_BYTES + 1), b""
             if len(line) > WINDOW_BYTES:
                 number = self.lines + len(lines) + 1
-                raise ValueError(f"{self.name}, line {number}: over {WINDOW_BYTES:,} bytes; cut it into shorter lines.")
+                raise InputError(f"{self.name}, line {number}: over {WINDOW_BYTES:,} bytes; cut it into shorter lines.")
             room -= len(line)
             if room < 0:
                 self._ahead = line
@@ -136,8 +137,8 @@ class LineReader:
         except UNREADABLE as error:
             raise self._unreadable(error) from error
 
-    def _unreadable(self, error: Exception) -> ValueError:
-        return ValueError(f"--input={self.name}: cannot be read: {why_unreadable(error)}.")
+    def _unreadable(self, error: Exception) -> InputError:
+        return InputError(f"--input={self.name}: cannot be read: {why_unreadable(error)}.")
 
 
 def _size(file: BinaryIO) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flaxformer_lite.lines.line_windows import as_text, decode_line
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import (
     UNREADABLE,
     behind_links,
@@ -26,19 +27,19 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     A file whose name ends in .gz is unpacked.
 
     Raises:
-      ValueError: the file cannot be read, or a line is not UTF-8; it is named.
+      InputError: the file cannot be read, or a line is not UTF-8; it is named.
     """
     try:
         with open_bytes(path) if path else contextlib.nullcontext(sys.stdin.buffer) as file:
             raw = file.read()
     except UNREADABLE as error:
-        raise ValueError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error
+        raise InputError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error
     lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
     return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
 
 
 def check_output(path: Path | None) -> None:
-    """Raises ValueError if `write_lines` could not write there, before there is anything to write."""
+    """Raises InputError if `write_lines` could not write there, before there is anything to write."""
     if path is None or in_bucket(path) or is_stream(path):
         return
     path = behind_links(path)
@@ -46,7 +47,7 @@ def check_output(path: Path | None) -> None:
     if not path.parent.exists():  # none is made for a file
         reason = os.strerror(errno.ENOENT)
     if reason is not None:
-        raise ValueError(f"--output={path}: cannot be written: {reason}.")
+        raise InputError(f"--output={path}: cannot be written: {reason}.")
 
 
 def write_lines(path: Path | None, lines: Sequence[str]) -> None:
@@ -55,7 +56,7 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
     A line end within a line is written as a space.
 
     Raises:
-      ValueError: the file cannot be written.
+      InputError: the file cannot be written.
     """
     text = as_text(lines)
     if path is None:
@@ -68,4 +69,4 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
         else:
             write_whole(path if in_bucket(path) else behind_links(path), text)
     except OSError as error:
-        raise ValueError(f"--output={path}: cannot be written: {error.strerror}.") from error
+        raise InputError(f"--output={path}: cannot be written: {error.strerror}.") from error

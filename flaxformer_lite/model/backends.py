@@ -21,6 +21,7 @@ from flaxformer_lite.model import devices
 from flaxformer_lite.model.devices import Devices
 from flaxformer_lite.model.masks import Pattern
 from flaxformer_lite.model.positions import ScoreBias
+from flaxformer_lite.system.errors import InputError
 
 BLOCK = 256  # queries, and keys, of a block: the fastest of 128 to 1024, or close to it, at every length
 LONG = 1024**2  # scores of a head from which, on a CPU, blocks take a quarter of the memory and about the same time
@@ -53,7 +54,7 @@ def choose(
         that the program is `compiled_for`, or else of the first that there is.
 
     Raises:
-      ValueError: the backend that is named cannot do it.
+      InputError: the backend that is named cannot do it.
     """
     T, S = query_BTHK.shape[1], key_BSGK.shape[1]
     if backend == "reference" or 1 in (T, pattern.query.position_BL.shape[1]) or pattern.own_BTS is not None:
@@ -69,7 +70,7 @@ def choose(
         return "blockwise" if T * S >= LONG else "xla"
     reason = reference_only or _why_not(backend, query_BTHK, key_BSGK, pattern, bias, platform)
     if reason is not None:
-        raise ValueError(f"config.model.backend: {backend!r} cannot be used: {reason}; use 'reference' or 'auto'.")
+        raise InputError(f"config.model.backend: {backend!r} cannot be used: {reason}; use 'reference' or 'auto'.")
     return backend
 
 

@@ -1,4 +1,4 @@
-"""The devices that a program is compiled for, for kernels that the compiler cannot split over them."""
+"""The devices that a program is compiled for: what the compiler cannot decide well without knowing them."""
 
 import contextvars
 import dataclasses
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Devices:
 
     mesh: Mesh
     rows: tuple[str, ...]
+    keeps_rows: bool = False  # activations stay split by rows, see `keep_rows`
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -30,14 +31,14 @@ class Devices:
 _DEVICES: contextvars.ContextVar[Devices | None] = contextvars.ContextVar("devices", default=None)
 
 
-def compiled_for(function: Callable, mesh: Mesh, rows: tuple[str, ...]) -> Callable:
+def compiled_for(function: Callable, mesh: Mesh, rows: tuple[str, ...], *, keeps_rows: bool = False) -> Callable:
     """`function`, to be compiled for `mesh`, whose axes `rows` split rows, and the others heads.
 
     The result is a new function at each call: JAX caches traces by function and arguments, not by mesh.
     """
 
     def on_mesh(*arguments: Any) -> Any:
-        token = _DEVICES.set(Devices(mesh, rows))
+        token = _DEVICES.set(Devices(mesh, rows, keeps_rows))
         try:
             return function(*arguments)
         finally:
@@ -52,6 +53,26 @@ def sharing() -> Devices | None:
     devices = _DEVICES.get()
     shared = devices is not None and devices.mesh.size > 1
     return devices if shared and not jax.sharding.get_abstract_mesh().manual_axes else None
+
+
+def keep_rows(x: jax.Array) -> jax.Array:
+    """Returns activations `x` (B, ...), which stay split by rows as the batch is; as they are on one device.
+
+    Without this the compiler may split them as the weights that they meet. Then it sends activations where it should
+    send weights, which are smaller.
+    """
+    devices = sharing()
+    if devices is None or not devices.keeps_rows:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(devices.mesh, PartitionSpec(devices.rows)))
+
+
+def whole_vectors(table_VD: jax.Array) -> jax.Array:
+    """Returns a table whose vectors are looked up, each of them whole on a device; as it is on one device."""
+    devices = sharing()
+    if devices is None or not devices.keeps_rows:
+        return table_VD
+    return jax.lax.with_sharding_constraint(table_VD, NamedSharding(devices.mesh, PartitionSpec(devices.heads, None)))
 
 
 def unknown() -> bool:

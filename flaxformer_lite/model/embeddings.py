@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.dense import add, product
+from flaxformer_lite.model.devices import keep_rows, whole_vectors
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Places
 from flaxformer_lite.model.positions import PositionVectors
@@ -34,11 +35,12 @@ class Inputs(nn.Module):
     def __call__(self, ids_BL: jax.Array, places: Places, **mode) -> jax.Array:
         """(B, L, D)."""
         dtype = self.config.dtype
-        x_BLD = self.embedding(ids_BL).astype(dtype) * jnp.sqrt(self.config.d_model).astype(dtype)
+        table_VD = whole_vectors(self.embedding.embedding)
+        x_BLD = jnp.take(table_VD, ids_BL, axis=0).astype(dtype) * jnp.sqrt(self.config.d_model).astype(dtype)
         vectors_BLD = self.position_vectors(places.position_BL)
         if vectors_BLD is not None:
             x_BLD = add(x_BLD, vectors_BLD)
-        return self.drop(x_BLD, **mode)
+        return keep_rows(self.drop(x_BLD, **mode))
 
 
 class Output(nn.Module):

@@ -10,6 +10,7 @@ import jax
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.attention import KVCache, MultiHeadAttention
 from flaxformer_lite.model.dense import PRODUCT, Dense
+from flaxformer_lite.model.devices import keep_rows
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.masks import Pattern
 from flaxformer_lite.model.positions import ScoreBias
@@ -83,8 +84,10 @@ class Residual(nn.Module):
         norm = make_norm(self.config, name="norm")
         drop = Dropout(self.config.dropout)
         if self.config.norm_placement == "pre":
-            return x_BTD + drop(sublayer(norm(x_BTD)), deterministic=deterministic, row_B=row_B)
-        return norm(x_BTD + drop(sublayer(x_BTD), deterministic=deterministic, row_B=row_B))
+            x_BTD += drop(sublayer(norm(x_BTD)), deterministic=deterministic, row_B=row_B)
+        else:
+            x_BTD = norm(x_BTD + drop(sublayer(x_BTD), deterministic=deterministic, row_B=row_B))
+        return keep_rows(x_BTD)
 
 
 class EncoderLayer(nn.Module):

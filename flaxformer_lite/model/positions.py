@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.system.errors import InputError
 
 # (query_BTHK, query_position_BT, key_position_BS) -> (B or 1, H, T, S), to be added to the scaled scores. A function
 # and not an array, so that it can be had for one block of queries and keys at a time.
@@ -33,10 +34,10 @@ def sinusoidal(position: jax.Array, d_model: int) -> jax.Array:
     PE(pos, 2i) = sin(pos / 10000^(2i / d_model)) and PE(pos, 2i + 1) is the cosine of the same angle.
 
     Raises:
-      ValueError: `d_model` is odd, so that a sine has no cosine beside it.
+      InputError: `d_model` is odd, so that a sine has no cosine beside it.
     """
     if d_model % 2:
-        raise ValueError(f"sinusoidal positions need an even d_model, got {d_model}.")
+        raise InputError(f"sinusoidal positions need an even d_model, got {d_model}.")
     angle = _angles(position, d_model, base=10000.0)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*position.shape, d_model)
 
@@ -121,10 +122,10 @@ class LearnedPositions(nn.Module):
         """(B, L, d_model) float32 for positions below `max_length`.
 
         Raises:
-          ValueError: rows are longer than the table.
+          InputError: rows are longer than the table.
         """
         if position_BL.shape[-1] > self.max_length:
-            raise ValueError(
+            raise InputError(
                 f"learned positions end at max_length = {self.max_length}, got {position_BL.shape[-1]} positions; "
                 "shorten the input, or use another position scheme."
             )

@@ -12,6 +12,7 @@ from flaxformer_lite.model.embeddings import Inputs, Output, project, token_embe
 from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, make_norm, run
 from flaxformer_lite.model.masks import Pattern, Places
 from flaxformer_lite.model.positions import PositionBias
+from flaxformer_lite.system.errors import InputError
 
 # The start symbol, which no source holds, stands in front of the source of a masked decoder: what the encoder makes of
 # it tells the length of the target. Ghazvininejad 2019, section 2.3.
@@ -24,14 +25,14 @@ def build_model(config: ModelConfig) -> "EncoderDecoder | EncoderClassifier | De
     """The model that `config` describes.
 
     Raises:
-      ValueError: `vocab_size`, or a classifier's `num_classes`, is not set, or two fields contradict each other.
+      InputError: `vocab_size`, or a classifier's `num_classes`, is not set, or two fields contradict each other.
     """
     if config.vocab_size is None:
-        raise ValueError("ModelConfig.vocab_size: expected the number of token ids, got None; a model needs it.")
+        raise InputError("ModelConfig.vocab_size: expected the number of token ids, got None; a model needs it.")
     check_model(config)
     if config.architecture == "encoder_classifier":
         if config.num_classes is None:
-            raise ValueError("ModelConfig.num_classes: expected how many classes there are, got None; set it.")
+            raise InputError("ModelConfig.num_classes: expected how many classes there are, got None; set it.")
         return EncoderClassifier(config)
     return EncoderDecoder(config) if config.architecture == "encoder_decoder" else DecoderLM(config)
 
@@ -88,11 +89,11 @@ class Decoder(nn.Module):
         """Empty caches of self-attention, one a layer, for `max_length` positions of each of `beam_size` hypotheses.
 
         Raises:
-          ValueError: learned positions have no vector for the last of them.
+          InputError: learned positions have no vector for the last of them.
         """
         c = self.config
         if c.position == "learned" and max_length > c.max_length:
-            raise ValueError(
+            raise InputError(
                 f"learned positions end at max_length = {c.max_length}, got a cache of {max_length} positions; decode "
                 "less, or use another position scheme."
             )
@@ -187,9 +188,9 @@ class EncoderDecoder(nn.Module):
             in the global batch, for dropout; without it 0, 1, 2, ...
         """
         if (source_segment_BS is None) != (target_segment_BT is None):
-            raise ValueError("Expected the segments of source and target, or of neither; got those of one side.")
+            raise InputError("Expected the segments of source and target, or of neither; got those of one side.")
         if source_segment_BS is not None and self.config.decoder == "masked":
-            raise ValueError("Expected one pair a row, whose length is predicted, got segments; leave them out.")
+            raise InputError("Expected one pair a row, whose length is predicted, got segments; leave them out.")
         source, target = Places.of(source_BS, source_segment_BS), Places.of(target_BT, target_segment_BT)
         memory_BSD, length_logits = self._encode(source_BS, source, **mode)
         return self._decode(target_BT, target, memory_BSD, source, **mode), length_logits

@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import make_folder, place, write_whole
 
 # Okabe and Ito's palette for all kinds of colour vision, without its yellow, which is too pale for lines.
@@ -50,7 +51,7 @@ TEMPLATE = Path(__file__).with_name("attention_page.html")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """One kind of attention: weights (layers, heads, queries, keys), or ValueError if they do not fit the tokens."""
+    """One kind of attention: weights (layers, heads, queries, keys), or InputError if they do not fit the tokens."""
 
     name: str
     query_tokens: Sequence[str]
@@ -60,7 +61,7 @@ class AttentionMap:
     def __post_init__(self):
         shape, queries, keys = np.shape(self.weights_NHTS), len(self.query_tokens), len(self.key_tokens)
         if len(shape) != 4 or shape[2:] != (queries, keys) or not np.isfinite(self.weights_NHTS).all():
-            raise ValueError(f"{self.name}: expected finite weights (layers, heads, {queries}, {keys}), got {shape}.")
+            raise InputError(f"{self.name}: expected finite weights (layers, heads, {queries}, {keys}), got {shape}.")
 
 
 def visible(token: str) -> str:
@@ -158,9 +159,9 @@ def normalised_index(length: int) -> np.ndarray:
 
 
 def binary_code(length: int, bits: int) -> np.ndarray:
-    """(L, bits): the position's binary digits, the smallest first; ValueError if so many bits are too few."""
+    """(L, bits): the position's binary digits, the smallest first; InputError if so many bits are too few."""
     if length > 2**bits:
-        raise ValueError(f"{bits} bits count {2**bits} positions, got {length}.")
+        raise InputError(f"{bits} bits count {2**bits} positions, got {length}.")
     return (np.arange(length)[:, None] >> np.arange(bits) & 1).astype(np.float32)
 
 
@@ -205,7 +206,7 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "ste
     """A panel for each metric with a value in the records of metrics.jsonl, a colour a run; None leaves a gap.
 
     Scores of a part of a split, such as `exact_match/date`, are left out. `over`: 'step' or 'minutes', for which each
-    record needs its 'seconds'. Raises ValueError if there are no metrics.
+    record needs its 'seconds'. Raises InputError if there are no metrics.
     """
     x_of = {"step": lambda record: record["step"], "minutes": lambda record: record["seconds"] / 60}[over]
     records = [record for run in runs.values() for record in run]
@@ -213,7 +214,7 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "ste
     found = {name for record in records for name, value in record.items() if "/" not in name and value is not None}
     found -= words
     if not found:
-        raise ValueError(f"There are no metrics in {', '.join(runs) or 'no runs'}.")
+        raise InputError(f"There are no metrics in {', '.join(runs) or 'no runs'}.")
     names = sorted(found, key=lambda name: (name != "loss", name))
     figure, panels = new_panels(len(names), columns=3, width=4, height=2.7)
     colours = dict(zip(runs, itertools.cycle(COLOURS), strict=False))

@@ -20,6 +20,7 @@ from flaxformer_lite.model import transformer
 from flaxformer_lite.plotting import plots
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 from flaxformer_lite.training import optim
 
@@ -32,11 +33,11 @@ def attention_maps(run: trained.Trained, text: str) -> list[plots.AttentionMap]:
     A row of a decoder's map is the token that is being written; its columns are the tokens that were read for it.
 
     Raises:
-      ValueError: the text has no token, or more than the model takes.
+      InputError: the text has no token, or more than the model takes.
     """
     (ids,) = run.encode([text])
     if not len(ids):
-        raise ValueError("--text: expected a text with at least one token, got none.")
+        raise InputError("--text: expected a text with at least one token, got none.")
     # Only the reference makes weights; what it computes is the same.
     model = transformer.build_model(dataclasses.replace(run.config.model, backend="reference"))
     architecture = run.config.model.architecture
@@ -142,14 +143,14 @@ def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
     """The curves of several runs, one panel a metric: over steps, and over time if all lines tell it.
 
     Raises:
-      ValueError: a folder is no run, or has logged nothing yet.
+      InputError: a folder is no run, or has logged nothing yet.
     """
     runs = {}
     for folder in workdirs:
         workdir_lib.read_config(folder)
         runs[str(folder)] = metrics_log.read_metrics(workdir_lib.Workdir(folder).metrics)
         if not runs[str(folder)]:
-            raise ValueError(f"{folder}: there is nothing in metrics.jsonl yet; train this run first.")
+            raise InputError(f"{folder}: there is nothing in metrics.jsonl yet; train this run first.")
     figures = {"metrics": plots.metrics(runs)}
     if all("seconds" in record for run in runs.values() for record in run):
         figures["metrics_over_time"] = plots.metrics(runs, over="minutes")
@@ -167,4 +168,4 @@ def _named(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"--output={output}: cannot be written to: {error.strerror or error}.") from error
+        raise InputError(f"--output={output}: cannot be written to: {error.strerror or error}.") from error

@@ -10,12 +10,14 @@ from typing import Any
 
 import tensorboardX
 
+from flaxformer_lite.system.errors import InputError
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl: of several with the same split and step, the last. A torn last line is ignored.
 
     Raises:
-      ValueError: another line is no JSON.
+      InputError: another line is no JSON.
     """
     latest: dict[tuple[str, int], dict[str, Any]] = {}
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -25,7 +27,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: expected a JSON object, got {line[:40]!r}.") from error
+            raise InputError(f"{path}, line {number}: expected a JSON object, got {line[:40]!r}.") from error
         latest.pop((record["split"], record["step"]), None)
         latest[record["split"], record["step"]] = record
     return list(latest.values())

@@ -15,12 +15,13 @@ from jax.experimental import multihost_utils
 import flaxformer_lite
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 
 Result = TypeVar("Result")
 
 
-class Refused(ValueError):
+class Refused(InputError):
     """What one process refused, raised in every one."""
 
 
@@ -69,7 +70,7 @@ def by_process_0(function: Callable[[], Any]) -> None:
 
 
 def check_config(config: Config) -> None:
-    """Raises ValueError unless every process has the config of process 0, and its versions of what computes."""
+    """Raises InputError unless every process has the config of process 0, and its versions of what computes."""
     versions = {"flaxformer_lite": flaxformer_lite.__version__, "jax": jax.__version__}
     configs = {
         f"config.{section}.{name}": value
@@ -80,20 +81,20 @@ def check_config(config: Config) -> None:
 
 
 def check_same(values: Mapping[str, Any], advice: str) -> None:
-    """Raises ValueError unless every process has the `values` of process 0: the first name that differs, and who."""
+    """Raises InputError unless every process has the `values` of process 0: the first name that differs, and who."""
     known = gather([socket.gethostname(), dict(values)])
     host, first = known[0]
     for process, (other_host, others) in enumerate(known):
         for name in [*first, *(others.keys() - first.keys())]:
             if others.get(name) != first.get(name):
-                raise ValueError(
+                raise InputError(
                     f"{name}: process 0 on {host} has {first.get(name)!r}, process {process} on {other_host} has "
                     f"{others.get(name)!r}; {advice}."
                 )
 
 
 def check_workdir(path: Path, *, seconds: float = 30.0) -> None:
-    """Raises ValueError unless every process sees within so many seconds what process 0 writes in `path`."""
+    """Raises InputError unless every process sees within so many seconds what process 0 writes in `path`."""
     if jax.process_count() == 1:
         return
     seal = place(path) / f".seen-by-all-{gather(uuid.uuid4().hex)[0]}"
@@ -108,7 +109,7 @@ def check_workdir(path: Path, *, seconds: float = 30.0) -> None:
         seal.unlink()
     for process, (host, seen) in enumerate(sees):
         if not seen:
-            raise ValueError(
+            raise InputError(
                 f"--workdir={path}: process {process} on {host} does not see what process 0 on {sees[0][0]} writes "
                 "there; name a folder that all of them share."
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, DataConfig
 from flaxformer_lite.fields import FIXED_BY_WEIGHTS
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import (
     NO_LOCKS,
     absolute,
@@ -124,7 +125,7 @@ def new_path(config_name: str) -> Path:
 
 
 def has_run(path: Path) -> bool:
-    """Whether `path` is the workdir of a run. Raises ValueError if it is in a bucket that cannot be read."""
+    """Whether `path` is the workdir of a run. Raises InputError if it is in a bucket that cannot be read."""
     path = place(path)
     if in_bucket(path):
         check_bucket(path)
@@ -135,19 +136,19 @@ def read_config(path: Path) -> Config:
     """The resolved config that a run has saved.
 
     Raises:
-      ValueError: there is no such folder or run, or its config cannot be read.
+      InputError: there is no such folder or run, or its config cannot be read.
     """
     file = Workdir(place(path)).config
     if not has_run(path):
-        raise ValueError(f"{path}: expected the workdir of a run, but it has no config.json; check --workdir.")
+        raise InputError(f"{path}: expected the workdir of a run, but it has no config.json; check --workdir.")
     try:
         return config_lib.resolve(json.loads(file.read_text()))
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{file}: cannot be read as a config: {error}") from error
+        raise InputError(f"{file}: cannot be read as a config: {error}") from error
 
 
 def check(path: Path, config: Config) -> None:
-    """Raises ValueError if `path` cannot be the workdir of `config`; creates nothing.
+    """Raises InputError if `path` cannot be the workdir of `config`; creates nothing.
 
     A run that exists may go on with another `MAY_DIFFER_ON_RESUME`, and with nothing else changed; imported weights
     that no step has changed yet may be trained in any way, as the model that they are.
@@ -160,14 +161,14 @@ def check(path: Path, config: Config) -> None:
     if Workdir(path).config.exists():
         untrained = is_untrained(path)
         if untrained and config.data.dataset == DataConfig().dataset:
-            raise ValueError(
+            raise InputError(
                 f"config.data.dataset: expected what the imported weights in {path} are to learn, and "
                 f"{config.data.dataset!r} is the default; name it, for example parallel_text with data.train_files."
             )
         for name, old, new in config_lib.differences(read_config(path), config):
             free = name not in FIXED_BY_WEIGHTS if untrained else name.startswith(config_lib.MAY_DIFFER_ON_RESUME)
             if not free:
-                raise ValueError(
+                raise InputError(
                     f"config.{name}: the run in {path} has {old!r}, and this start asks for {new!r}; "
                     "leave it as it was, or use a new --workdir."
                 )
@@ -177,7 +178,7 @@ def is_untrained(path: Path) -> bool:
     """Whether `path` holds imported weights, and no checkpoint of a later step.
 
     Raises:
-      ValueError: the weights are gone, and no checkpoint is there.
+      InputError: the weights are gone, and no checkpoint is there.
     """
     paths = Workdir(place(path))
     if not paths.imported.exists():
@@ -185,15 +186,15 @@ def is_untrained(path: Path) -> bool:
     entries = paths.checkpoints.iterdir() if paths.checkpoints.exists() else ()
     steps = {entry.name for entry in entries if entry.name.isdecimal()}
     if not steps:
-        raise ValueError(f"{paths.checkpoints}: the imported weights are gone; import them again, to a new --workdir.")
+        raise InputError(f"{paths.checkpoints}: the imported weights are gone; import them again, to a new --workdir.")
     return steps == {"0"}
 
 
 def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise ValueError(f"--workdir={path}: expected a folder, but it is a file; choose another name.")
+        raise InputError(f"--workdir={path}: expected a folder, but it is a file; choose another name.")
     if why_unwritable(path):
-        raise ValueError(f"--workdir={path}: {what_exists(path)} cannot be written to; choose another folder.")
+        raise InputError(f"--workdir={path}: {what_exists(path)} cannot be written to; choose another folder.")
 
 
 def same_result(path: Path, config: Config) -> bool:
@@ -212,7 +213,7 @@ def create(path: Path, config: Config) -> Workdir:
     """Makes the folder and saves `config` in it, whole or not at all.
 
     Raises:
-      ValueError: the folder cannot be made or written to.
+      InputError: the folder cannot be made or written to.
     """
     workdir = Workdir(place(path))
     try:
@@ -221,7 +222,7 @@ def create(path: Path, config: Config) -> Workdir:
         workdir.fetch_logs()
     except OSError as error:
         reason = error.strerror or error
-        raise ValueError(f"--workdir={path}: cannot be written to: {reason}; choose another folder.") from error
+        raise InputError(f"--workdir={path}: cannot be written to: {reason}; choose another folder.") from error
     return workdir
 
 
@@ -233,7 +234,7 @@ def alone(path: Path) -> Iterator[None]:
     The folder is made, and taken away if nothing came into it.
 
     Raises:
-      ValueError: another one is still there, or the folder cannot be made.
+      InputError: another one is still there, or the folder cannot be made.
     """
     workdir = Workdir(absolute(path))
     file = (
@@ -244,7 +245,7 @@ def alone(path: Path) -> Iterator[None]:
         lock = _lock(file, path, made)
     except OSError as error:
         reason = error.strerror or error
-        raise ValueError(f"--workdir={path}: cannot be written to: {reason}; choose another folder.") from error
+        raise InputError(f"--workdir={path}: cannot be written to: {reason}; choose another folder.") from error
     try:
         yield
     finally:
@@ -286,38 +287,58 @@ def _lock(file: Path, workdir: Path, made: list[Path]) -> int:
             logging.warning("%s: another process is training in it; waiting for that to end", workdir)
             told = True
         time.sleep(0.2)
-    raise ValueError(
+    raise InputError(
         f"--workdir={workdir}: another process is training in it; wait for that or stop it, or use a new --workdir."
     )
 
 
 @contextlib.contextmanager
 def untouched_if_refused(path: Path) -> Iterator[None]:
-    """Takes back what the block makes at `path` if it raises ValueError before it trains: bad input leaves nothing.
+    """Undoes what the block writes at `path` if it raises ValueError before it trains: bad input leaves nothing.
 
     Once a step is logged, the run has begun, or gone on, as the new config says.
     """
-    workdir = Workdir(absolute(path))
-    files, logs_are_new = (workdir.tokenizer, workdir.config), not workdir.logs.exists()
-    if not logs_are_new or workdir.metrics.exists():
-        workdir.fetch_logs()  # else what it brings would be taken for new
-    folders = (workdir.samples, workdir.checkpoints, workdir.path, *workdir.path.parents)
-    steps = lambda: workdir.log.read_bytes().count(STEP_LOGGED) if workdir.log.exists() else 0  # noqa: E731
-    made = files if in_bucket(workdir.path) else (*files, *folders)  # a bucket has no empty folders
-    missing = [entry for entry in made if not entry.exists()]
-    begun, before, size = workdir.log.exists(), steps(), workdir.log.stat().st_size if workdir.log.exists() else 0
-    config = None if workdir.config in missing else workdir.config.read_text(encoding="utf-8")
+    before = _Before(Workdir(absolute(path)))
     try:
         yield
     except ValueError:
-        logged = steps() > before or (workdir.log.exists() and not begun)
-        for entry in () if logged else missing:
+        if not before.has_trained():
+            before.restore()
+        raise
+
+
+class _Before:
+    """A workdir as it was before a start: what there was, its config, and the length of its log."""
+
+    def __init__(self, workdir: Workdir):
+        self._workdir, self._logs_are_new = workdir, not workdir.logs.exists()
+        if not self._logs_are_new or workdir.metrics.exists():
+            workdir.fetch_logs()  # else what it brings would be taken for new
+        made = [workdir.tokenizer, workdir.config]
+        if not in_bucket(workdir.path):  # a bucket has no empty folders
+            made += [workdir.samples, workdir.checkpoints, workdir.path, *workdir.path.parents]
+        self._missing = [entry for entry in made if not entry.exists()]
+        self._has_log = workdir.log.exists()
+        self._log_size = workdir.log.stat().st_size if self._has_log else 0
+        self._steps = self._logged_steps()
+        self._config = None if workdir.config in self._missing else workdir.config.read_text(encoding="utf-8")
+
+    def _logged_steps(self) -> int:
+        return self._workdir.log.read_bytes().count(STEP_LOGGED) if self._workdir.log.exists() else 0
+
+    def has_trained(self) -> bool:
+        """Whether a step has been logged since."""
+        return self._logged_steps() > self._steps or (self._workdir.log.exists() and not self._has_log)
+
+    def restore(self) -> None:
+        """Removes what is new, and puts the config and the log back."""
+        workdir = self._workdir
+        for entry in self._missing:
             with contextlib.suppress(OSError):  # it was not made, or holds something else
                 entry.rmdir() if entry.is_dir() else entry.unlink()
-        if in_bucket(workdir.path) and logs_are_new and not logged:
+        if in_bucket(workdir.path) and self._logs_are_new:
             remove_tree(workdir.logs)
-        if begun and not logged and workdir.log.exists():
-            os.truncate(workdir.log, size)
-        if config is not None and not logged:
-            write_whole(workdir.config, config)
-        raise
+        if self._has_log and workdir.log.exists():
+            os.truncate(workdir.log, self._log_size)
+        if self._config is not None:
+            write_whole(workdir.config, self._config)

@@ -11,6 +11,7 @@ from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.batches import batch_shapes
 from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.sweep.space import Point, Settings, refuse
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import step as step_lib
 
 
@@ -18,7 +19,7 @@ def check_all(points: Sequence[Point], settings: Settings, where: str) -> None:
     """Traces the step of every point; of those that differ in numbers alone, such as a learning rate, one.
 
     Raises:
-      ValueError: steps that cannot be computed; the first five are named.
+      InputError: steps that cannot be computed; the first five are named.
     """
     found = [(number, point, fault(point.config, settings)) for number, point in enumerate(points)]
     refuse([f"point {number} ({point.label}): {what}" for number, point, what in found if what], where)
@@ -34,7 +35,7 @@ def fault(config: Config, settings: Settings) -> str | None:
     """Why a config cannot be trained, or the objective not measured, in one line; None if all is well."""
     try:
         _check_objective(config, settings.objective)
-    except ValueError as error:
+    except InputError as error:
         return str(error)
     return _fault_of_step(_of_shape(config))
 
@@ -57,7 +58,7 @@ def _check_objective(config: Config, objective: str) -> None:
     if (objective == "bits_per_byte" and architecture != "decoder_lm") or (
         objective == "perplexity" and architecture == "encoder_classifier"
     ):
-        raise ValueError(f"SWEEP['objective']: {objective!r} is not measured for model.architecture={architecture!r}.")
+        raise InputError(f"SWEEP['objective']: {objective!r} is not measured for model.architecture={architecture!r}.")
     if objective in config_lib.CHOICES["train.best_metric"]:
         train = dataclasses.replace(config.train, best_metric=objective)  # what says which metrics a config has
         config_lib.resolve(config_lib.to_dict(dataclasses.replace(config, train=train)))

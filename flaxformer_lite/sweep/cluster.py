@@ -4,18 +4,19 @@ import os
 import sys
 
 from flaxformer_lite.sweep.request import SweepRequest
+from flaxformer_lite.system.errors import InputError
 
 
 def submit(request: SweepRequest) -> str:
     """Has `request.submit` workers run, each as `sweep --worker` would; returns which jobs they are.
 
     Raises:
-      ValueError: submitit or the scheduler is not there, or knows no such option.
+      InputError: submitit or the scheduler is not there, or knows no such option.
     """
     try:
         import submitit
     except ImportError as error:
-        raise ValueError("--submit: needs the extra for sweeps: pip install 'flaxformer_lite[sweep]'.") from error
+        raise InputError("--submit: needs the extra for sweeps: pip install 'flaxformer_lite[sweep]'.") from error
     command = [sys.executable, "-m", "flaxformer_lite", "sweep", "--worker", f"--sweep={request.file.absolute()}"]
     command += [f"--workdir={request.workdir.absolute()}", f"--jobs={request.jobs}", *request.overrides]
     if request.gpus:
@@ -31,5 +32,5 @@ def submit(request: SweepRequest) -> str:
         with executor.batch():
             jobs = [executor.submit(submitit.helpers.CommandFunction(command)) for _ in range(request.submit)]
     except Exception as error:  # of the scheduler's commands, or for an unknown option
-        raise ValueError(f"--submit: {request.cluster} did not take it: {error}") from error
+        raise InputError(f"--submit: {request.cluster} did not take it: {error}") from error
     return f"{len(jobs)} workers: jobs {', '.join(job.job_id for job in jobs)}; their logs: {executor.folder}"

@@ -8,6 +8,7 @@ from flaxformer_lite.sweep.request import SweepRequest
 from flaxformer_lite.sweep.results import SweepFolder
 from flaxformer_lite.sweep.study import Study
 from flaxformer_lite.sweep.worker import Worker
+from flaxformer_lite.system.errors import InputError
 
 JOURNAL_STUDY = "sweep"  # the name of the one study in a folder's own journal, whatever the folder is called where
 
@@ -16,13 +17,13 @@ def sweep(request: SweepRequest) -> int:
     """Returns 0 if no point has failed, 1 if one has, or 143 or 130 for a signal.
 
     Raises:
-      ValueError: a point cannot be trained, or the folder or the storage cannot be used; nothing was trained.
+      InputError: a point cannot be trained, or the folder or the storage cannot be used; nothing was trained.
     """
     swept, folder = space.load(request.file, request.overrides), SweepFolder(request.workdir)
     settings = swept.settings
     check.check_all(swept.checked, settings, str(request.file))
     if request.worker and not folder.record.exists():
-        raise ValueError(f"--worker: there is no sweep in {folder.path} yet; start one worker without --worker.")
+        raise InputError(f"--worker: there is no sweep in {folder.path} yet; start one worker without --worker.")
     identity = folder.begin(swept, database=request.study if request.storage else None)
     if request.submit:
         print(cluster.submit(request))

@@ -18,6 +18,7 @@ from typing import Any
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.sweep.space import PER_RUN, Point, Settings, Sweep, scalar
 from flaxformer_lite.sweep.study import COMPLETE, FAILED, PRUNED, WAITING
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_new, write_whole
 
 BEGUN = "begun"  # by a worker, of which this folder does not tell whether it is at work
@@ -79,7 +80,7 @@ class SweepFolder:
           database: the name of the study, if it is in a database.
 
         Raises:
-          ValueError: the folder holds something else, or cannot be written to.
+          InputError: the folder holds something else, or cannot be written to.
         """
         record = {
             "id": uuid.uuid4().hex,
@@ -94,7 +95,7 @@ class SweepFolder:
         try:
             if not self.record.exists():
                 if self.path.exists() and (not self.path.is_dir() or any(map(_is_strange, self.path.iterdir()))):
-                    raise ValueError(
+                    raise InputError(
                         f"--workdir={self.path}: expected a new folder or that of a sweep; choose another."
                     )
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -104,31 +105,31 @@ class SweepFolder:
             if record | {"id": known["id"]} != known:
                 write_whole(self.record, json.dumps(record | {"id": known["id"]}, indent=1) + "\n")
         except OSError as error:
-            raise ValueError(f"--workdir={self.path}: cannot be written to: {error.strerror}.") from error
+            raise InputError(f"--workdir={self.path}: cannot be written to: {error.strerror}.") from error
         return known["id"]
 
     def _check_same(self, known: dict[str, Any], record: dict[str, Any], file: Path) -> None:
         if known["database"] != record["database"]:
             where = [f"the study {each['database']!r} of a database" if each["database"] else "its own file" for each in
                      (known, record)]  # fmt: skip
-            raise ValueError(
+            raise InputError(
                 f"--storage: the sweep in {self.path} has its points in {where[0]}, and this start names {where[1]}; "
                 "name the same, or use a new --workdir."
             )
         free = ("id", "file", "settings.trials", *(f"base.{name}" for name in PER_RUN))
         changed = [name for name in _changes(known, record) if name not in free]
         if changed:
-            raise ValueError(
+            raise InputError(
                 f"{file}: {changed[0]} is not what the sweep in {self.path} was begun with; "
                 "put it back, or use a new --workdir."
             )
 
     def read(self) -> dict[str, Any]:
-        """What is swept. Raises ValueError if that cannot be read."""
+        """What is swept. Raises InputError if that cannot be read."""
         try:
             return json.loads(self.record.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path}: expected the folder of a sweep, but sweep.json: {error}") from error
+            raise InputError(f"{self.path}: expected the folder of a sweep, but sweep.json: {error}") from error
 
     def settings(self) -> Settings:
         """How the sweep is run and compared."""

@@ -24,6 +24,7 @@ from ml_collections import config_dict
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import config_files
 from flaxformer_lite.config import CHOICES, Config, did_you_mean
+from flaxformer_lite.system.errors import InputError
 
 SAMPLERS, PRUNERS = ("grid", "random", "tpe"), ("none", "median", "halving")
 MOST_CHECKED = 512  # points of a space that are checked before the first one trains; of a larger one as many at random
@@ -86,30 +87,30 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Sweep:
     """Reads a sweep's file; `overrides`, '--config.section.field=value', change what all points have in common.
 
     Raises:
-      ValueError: the file fails or contradicts itself, or a point's config is wrong; the first five such are named.
+      InputError: the file fails or contradicts itself, or a point's config is wrong; the first five such are named.
     """
     module = config_files.load_module(file)
     base = config_files.override(config_files.config_of(module, file), overrides)
     settings = _settings(getattr(module, "SWEEP", {}), file)
     for name, default, value in config_lib.differences(Config(), config_lib.resolve(base)):
         if name in PER_RUN:
-            raise ValueError(
+            raise InputError(
                 f"config.{name}: {value!r} would not be used, as each run has one of SWEEP['seeds'] in place of "
                 f"{default!r}; set those in {file}."
             )
     given = [name for name in ("points", "suggest") if hasattr(module, name)]
     if len(given) != 1:
         got = "both" if given else "none"
-        raise ValueError(f"{file}: expected one of the functions points(config) and suggest(trial, config), got {got}.")
+        raise InputError(f"{file}: expected one of the functions points(config) and suggest(trial, config), got {got}.")
     space = lambda trial: _point_of(module, trial, base, file)  # noqa: E731
     if given == ["points"]:
         if settings.sampler != "grid" or settings.trials is not None:
-            raise ValueError(f"{file}: SWEEP: sampler and trials go with suggest(trial, config); points() lists all.")
+            raise InputError(f"{file}: SWEEP: sampler and trials go with suggest(trial, config); points() lists all.")
         listed = _listed(module, base, file)
         return Sweep(file, config_lib.resolve(base), settings, listed, listed, space)
     checked, whole = _reachable(space, file)
     if settings.sampler == "grid" and not whole:
-        raise ValueError(
+        raise InputError(
             f"{file}: SWEEP['sampler']: 'grid' tries every combination, and there are over {MOST_CHECKED} or no end; "
             "give numbers a step=, or set sampler to 'tpe' or 'random' and trials to how many points to try."
         )
@@ -121,32 +122,32 @@ def load(file: Path, overrides: Sequence[str] = ()) -> Sweep:
 def _settings(given: Any, file: Path) -> Settings:
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     if not isinstance(given, dict):
-        raise ValueError(f"{file}: SWEEP: expected a dict with {', '.join(fields)}, got {given!r}.")
+        raise InputError(f"{file}: SWEEP: expected a dict with {', '.join(fields)}, got {given!r}.")
     for name in given:
         if name not in fields:
-            raise ValueError(f"{file}: SWEEP[{name!r}]: there is no such setting{did_you_mean(name, fields)}")
+            raise InputError(f"{file}: SWEEP[{name!r}]: there is no such setting{did_you_mean(name, fields)}")
     kinds = {"seeds": int, "columns": str}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for name, kind in kinds.items():
         value = given.get(name, getattr(Settings, name))
         if not isinstance(value, tuple) or any(type(item) is not kind for item in value):
-            raise ValueError(f"{file}: SWEEP[{name!r}]: expected a tuple of {kind.__name__}, got {value!r}.")
+            raise InputError(f"{file}: SWEEP[{name!r}]: expected a tuple of {kind.__name__}, got {value!r}.")
     settings = Settings(**given)
     choices = {"objective": METRICS, "sampler": SAMPLERS, "pruner": PRUNERS}
     choices["direction"] = (None, "minimize", "maximize")
     for name, valid in choices.items():
         if getattr(settings, name) not in valid:
-            raise ValueError(f"{file}: SWEEP[{name!r}]: expected one of {valid}, got {getattr(settings, name)!r}.")
+            raise InputError(f"{file}: SWEEP[{name!r}]: expected one of {valid}, got {getattr(settings, name)!r}.")
     for metric in settings.columns:
         if metric not in METRICS:
-            raise ValueError(f"{file}: SWEEP['columns']: {metric!r} is no metric{did_you_mean(metric, METRICS)}")
+            raise InputError(f"{file}: SWEEP['columns']: {metric!r} is no metric{did_you_mean(metric, METRICS)}")
     if not settings.seeds or min(settings.seeds) < 0 or len(set(settings.seeds)) < len(settings.seeds):
-        raise ValueError(f"{file}: SWEEP['seeds']: expected different numbers from 0 on, got {settings.seeds}.")
+        raise InputError(f"{file}: SWEEP['seeds']: expected different numbers from 0 on, got {settings.seeds}.")
     if type(settings.sampler_seed) is not int or settings.sampler_seed < 0:
-        raise ValueError(f"{file}: SWEEP['sampler_seed']: expected a number from 0 on, got {settings.sampler_seed!r}.")
+        raise InputError(f"{file}: SWEEP['sampler_seed']: expected a number from 0 on, got {settings.sampler_seed!r}.")
     counted = type(settings.trials) is int and settings.trials >= 1
     if counted != (settings.sampler != "grid") or (settings.trials is not None and not counted):
-        raise ValueError(f"{file}: SWEEP['trials']: expected how many points, with sampler 'random' or 'tpe' alone.")
+        raise InputError(f"{file}: SWEEP['trials']: expected how many points, with sampler 'random' or 'tpe' alone.")
     return settings
 
 
@@ -156,7 +157,7 @@ def _listed(module: types.ModuleType, base: config_dict.ConfigDict, file: Path) 
         listed = module.points(_copy(base))
     dicts = isinstance(listed, list) and bool(listed) and all(isinstance(point, dict) for point in listed)
     if not dicts or not all(isinstance(name, str) for point in listed for name in point):
-        raise ValueError(f"{file}: points(config): expected a list of dicts, field to value, got {listed!r:.80}.")
+        raise InputError(f"{file}: points(config): expected a list of dicts, field to value, got {listed!r:.80}.")
     varied = list(dict.fromkeys(name for point in listed for name in point if "." in name))
     points, faults = [], []
     for number, point in enumerate(listed):
@@ -172,25 +173,25 @@ def _listed(module: types.ModuleType, base: config_dict.ConfigDict, file: Path) 
             params = {name: _get(config, name) for name in varied}
             own = {name: value for name, value in point.items() if "." in name and value != _get(base, name)}
             points.append(Point(params, config_lib.resolve(config), label(own), notes))
-        except (ValueError, TypeError) as error:
+        except (InputError, TypeError) as error:
             faults.append(f"point {number} ({label(point)}): {error}")
     refuse(faults, file)
     return points
 
 
 def _point_of(module: types.ModuleType, trial: Any, base: config_dict.ConfigDict, file: Path) -> Point:
-    """The point that `suggest(trial, config)` makes. Raises ValueError that names its answers."""
+    """The point that `suggest(trial, config)` makes. Raises InputError that names its answers."""
     config = _copy(base)
     with config_files.blamed_on(file):
         module.suggest(trial, config)
     params = dict(trial.params)
     try:
         resolved = config_lib.resolve(config)
-    except ValueError as error:
-        raise ValueError(f"{label(params)}: {error}") from error
+    except InputError as error:
+        raise InputError(f"{label(params)}: {error}") from error
     for name in PER_RUN:
         if _get(config, name) != _get(base, name):
-            raise ValueError(f"{file}: suggest: config.{name} is set by SWEEP['seeds']; leave it out.")
+            raise InputError(f"{file}: suggest: config.{name} is set by SWEEP['seeds']; leave it out.")
     return Point(params, resolved, label(params))
 
 
@@ -204,10 +205,10 @@ def _reachable(space: Callable[[Any], Point], file: Path) -> tuple[list[Point], 
             points.append(space(walk))
             for name, given in walk.choices.items():
                 if choices.setdefault(name, given) != given:
-                    raise ValueError(
+                    raise InputError(
                         f"{name}: has the choices {given} here, and {choices[name]} elsewhere; rename one."
                     )
-        except ValueError as error:
+        except InputError as error:
             faults.append(str(error))
 
     while path is not None and len(points) + len(faults) < MOST_CHECKED:
@@ -222,11 +223,11 @@ def _reachable(space: Callable[[Any], Point], file: Path) -> tuple[list[Point], 
 
 
 def _check_range(name: str, low: float, high: float, step: float | None, log: bool) -> None:
-    """Raises ValueError for what Optuna would refuse."""
+    """Raises InputError for what Optuna would refuse."""
     if low > high or (step is not None and step <= 0):
-        raise ValueError(f"{name}: expected a range from a lower to a higher number, got {low} to {high}, step {step}.")
+        raise InputError(f"{name}: expected a range from a lower to a higher number, got {low} to {high}, step {step}.")
     if log and (low <= 0 or step is not None):
-        raise ValueError(f"{name}: log=True goes with numbers above 0, and without a step; got {low}, step {step}.")
+        raise InputError(f"{name}: log=True goes with numbers above 0, and without a step; got {low}, step {step}.")
 
 
 class Walk:
@@ -244,7 +245,7 @@ class Walk:
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """One of `choices`: texts, numbers, True, False or None, always the same."""
         if not choices or not all(isinstance(choice, SCALARS) for choice in choices):
-            raise ValueError(f"{name}: expected texts, numbers, True, False or None to choose from, got {choices!r}.")
+            raise InputError(f"{name}: expected texts, numbers, True, False or None to choose from, got {choices!r}.")
         self.choices[name] = tuple(choices)
         return self._answer(name, list(choices))
 
@@ -283,20 +284,20 @@ class Walk:
 def _check_notes(notes: dict[str, Any]) -> None:
     for name, value in notes.items():
         if name in COLUMNS:
-            raise ValueError(f"{name}: the report has a column of this name already; choose another.")
+            raise InputError(f"{name}: the report has a column of this name already; choose another.")
         if type(value) not in SCALARS:
-            raise ValueError(f"{name}: expected a text or a number for the report, got {value!r}.")
+            raise InputError(f"{name}: expected a text or a number for the report, got {value!r}.")
 
 
 def _check_field(config: config_dict.ConfigDict, name: str) -> None:
-    """Raises ValueError unless `name` is 'section.field'."""
+    """Raises InputError unless `name` is 'section.field'."""
     section, _, field = name.partition(".")
     if section not in config:
-        raise ValueError(f"{name}: there is no such section{did_you_mean(section, config.keys())}")
+        raise InputError(f"{name}: there is no such section{did_you_mean(section, config.keys())}")
     if field not in config[section]:
-        raise ValueError(f"{name}: there is no such field{did_you_mean(field, config[section].keys())}")
+        raise InputError(f"{name}: there is no such field{did_you_mean(field, config[section].keys())}")
     if name in PER_RUN:
-        raise ValueError(f"{name}: is set by SWEEP['seeds']; leave it out.")
+        raise InputError(f"{name}: is set by SWEEP['seeds']; leave it out.")
 
 
 def _get(config: config_dict.ConfigDict, name: str) -> Any:
@@ -319,10 +320,10 @@ def scalar(value: Any) -> bool | int | float | str | None:
 
 
 def refuse(faults: list[str], file: Path | str) -> None:
-    """Raises ValueError that names the first five."""
+    """Raises InputError that names the first five."""
     if faults:
         more = f"\n... and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise ValueError(f"{file}: nothing was trained.\n" + "\n".join(itertools.islice(faults, 5)) + more)
+        raise InputError(f"{file}: nothing was trained.\n" + "\n".join(itertools.islice(faults, 5)) + more)
 
 
 def as_file(point: Config, title: str) -> str:

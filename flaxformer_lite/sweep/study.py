@@ -23,6 +23,7 @@ import sqlalchemy.exc
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import locked
 
 LEASE = 120.0  # seconds without a sign of life after which a point is another worker's to take up
@@ -76,7 +77,7 @@ class Study:
           together: whether several points run at a time.
 
         Raises:
-          ValueError: the storage cannot be used, or holds a study of this name that is another sweep's.
+          InputError: the storage cannot be used, or holds a study of this name that is another sweep's.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         pruners = {
@@ -98,10 +99,10 @@ class Study:
             except Exception as error:  # of the database's driver, or of the network
                 if attempt == ATTEMPTS - 1 or not isinstance(error, AWAY):
                     where = storage or folder / JOURNAL
-                    raise ValueError(f"--storage={where}: cannot be used: {_first_line(error)}") from error
+                    raise InputError(f"--storage={where}: cannot be used: {_first_line(error)}") from error
                 time.sleep(1)
         if self._study.user_attrs.setdefault("sweep", sweep) != sweep:
-            raise ValueError(
+            raise InputError(
                 f"--study={name}: in {storage or folder} it belongs to another sweep; choose another name."
             )
         self._study.set_user_attr("sweep", sweep)

@@ -14,6 +14,7 @@ from flaxformer_lite.sweep import check, study, sweep_plots
 from flaxformer_lite.sweep.results import Row, SweepFolder
 from flaxformer_lite.sweep.space import Settings
 from flaxformer_lite.sweep.study import COMPLETE, FAILED
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 
 TIMES = ("tokens_per_second", "minutes")  # columns that measure time: no two runs have the same
@@ -26,7 +27,7 @@ def write(folder: SweepFolder, *, show: Callable[[str], None] = lambda text: Non
       show: gets the table before anything is written.
 
     Raises:
-      ValueError: it is no sweep's folder, or `report/` cannot be written.
+      InputError: it is no sweep's folder, or `report/` cannot be written.
     """
     settings, rows = folder.settings(), folder.rows()
     table = columns(folder, rows, settings)
@@ -47,7 +48,7 @@ def write(folder: SweepFolder, *, show: Callable[[str], None] = lambda text: Non
             write_whole(path, content)
         return text, paths + _draw(folder, rows, settings)
     except OSError as error:
-        raise ValueError(f"{folder.report}: cannot be written: {error.strerror or error}.") from error
+        raise InputError(f"{folder.report}: cannot be written: {error.strerror or error}.") from error
 
 
 def best_row(rows: Sequence[Row], settings: Settings) -> Row | None:

@@ -12,6 +12,7 @@ from flaxformer_lite.sweep.process import STOPPED, Run
 from flaxformer_lite.sweep.results import ENDED, PointFolder, SweepFolder, evaluations
 from flaxformer_lite.sweep.space import Point, Sweep
 from flaxformer_lite.sweep.study import AWAY, COMPLETE, FAILED, LEASE, PRUNED, Claim, Study
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 from flaxformer_lite.training.interrupt import Interrupt
 
@@ -43,7 +44,7 @@ class Worker:
         A signal has the runs save what they have; their points are left to whoever comes next.
 
         Raises:
-          ValueError: the study's storage has been away for as long as a lease lasts.
+          InputError: the study's storage has been away for as long as a lease lasts.
         """
         away_since = None
         with Interrupt() as interrupt:
@@ -61,7 +62,7 @@ class Worker:
                             away_since = time.monotonic()
                             self._board.say(f"the study or its folder cannot be used for now: {error}")
                         elif time.monotonic() - away_since > LEASE:
-                            raise ValueError(f"the study could not be used for {LEASE:.0f} s: {error}") from error
+                            raise InputError(f"the study could not be used for {LEASE:.0f} s: {error}") from error
                     time.sleep(NAP)
             finally:
                 self._leave()
@@ -95,7 +96,7 @@ class Worker:
             claim, folder = self._claimed, self._folder.point(self._claimed.point)
             try:
                 point = self._point(claim)
-            except ValueError as error:  # a corner of the space that no sample has met
+            except InputError as error:  # a corner of the space that no sample has met
                 if isinstance(error.__cause__, AWAY):
                     raise error.__cause__ from None
                 params = dict(claim.trial.params)
@@ -115,7 +116,7 @@ class Worker:
             point = self._sweep.suggested(claim.trial)
             self._study.keep_params(claim)
             if fault := check.fault(point.config, self._sweep.settings):
-                raise ValueError(fault)
+                raise InputError(fault)
             return point
         point = self._sweep.points[claim.point]
         for name in point.params:

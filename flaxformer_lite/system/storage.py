@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 from etils import epath
 
+from flaxformer_lite.system.errors import InputError
+
 UNREADABLE = (OSError, EOFError, zlib.error)  # what reading a file may raise: gzip raises all three
 CHUNK = 1 << 20  # bytes that are read at a time
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what a disk says that has none
@@ -28,7 +30,7 @@ def place(name: str | os.PathLike) -> Path:
     """`name` as a path: on disk a `pathlib.Path`, and for gs://bucket/folder one with the same methods.
 
     Raises:
-      ValueError: another kind of address, or one that pathlib has taken for a folder and shortened; or what reads
+      InputError: another kind of address, or one that pathlib has taken for a folder and shortened; or what reads
         buckets is not installed.
     """
     name = os.fspath(name)
@@ -36,10 +38,10 @@ def place(name: str | os.PathLike) -> Path:
     if address is None:
         return Path(name)
     if not name.startswith(BUCKETS):
-        raise ValueError(f"{name}: expected a folder, or {BUCKETS}BUCKET/FOLDER, got an address of {address[1]!r}.")
+        raise InputError(f"{name}: expected a folder, or {BUCKETS}BUCKET/FOLDER, got an address of {address[1]!r}.")
     bucket, *folders = name.removeprefix(BUCKETS).split("/")
     if not bucket or {".", ".."} & {bucket, *folders} or re.search(r"[][*?]", name):  # its client would expand these
-        raise ValueError(f"{name}: expected {BUCKETS}BUCKET/FOLDER, without [ ] * ?, and no folder '.' or '..'.")
+        raise InputError(f"{name}: expected {BUCKETS}BUCKET/FOLDER, without [ ] * ?, and no folder '.' or '..'.")
     _read_buckets(name)
     return epath.Path(name)
 
@@ -69,7 +71,7 @@ def fetch(source: Path, target: Path) -> None:
     Of several processes on a machine one copies, and the others wait for it.
 
     Raises:
-      ValueError: the bucket cannot be read, or the disk not written.
+      InputError: the bucket cannot be read, or the disk not written.
     """
     with _told(source, f"cannot be copied to {target}", "check the disk's room, and that this machine may read there"):
         target.mkdir(parents=True, exist_ok=True)
@@ -201,12 +203,12 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A folder, on disk, to be filled by the block, that is at `path` once the block has ended, and else nowhere.
 
     Raises:
-      ValueError: there is something at `path`, or it cannot be written to.
+      InputError: there is something at `path`, or it cannot be written to.
     """
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ValueError(f"{path}: expected a name for a new folder, and there is something; choose another.")
+        raise InputError(f"{path}: expected a name for a new folder, and there is something; choose another.")
     if path.absolute() == Path.cwd():
-        raise ValueError(f"{path}: expected a name for a new folder, and it is the one to work in; choose another.")
+        raise InputError(f"{path}: expected a name for a new folder, and it is the one to work in; choose another.")
     partial = path.absolute().with_name(f"{path.absolute().name}.{uuid.uuid4().hex[:8]}.partial")
     made = [folder for folder in partial.parents if not folder.exists()]
     try:
@@ -214,7 +216,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be written to: {error.strerror or error}; choose another folder.") from error
+        raise InputError(f"{path}: cannot be written to: {error.strerror or error}; choose another folder.") from error
     finally:
         remove_tree(partial)
         for folder in made:  # those around it that hold nothing now
@@ -223,25 +225,25 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def check_bucket(path: Path) -> None:
-    """Raises ValueError if the bucket that `path` names cannot be listed."""
+    """Raises InputError if the bucket that `path` names cannot be listed."""
     bucket = os.fspath(path).removeprefix(BUCKETS).split("/")[0]
     advice = "check that this machine may use it (gcloud auth application-default login)"
     with _told(path, f"the bucket {bucket!r} cannot be read", advice):
         try:
             next(iter(place(f"{BUCKETS}{bucket}").iterdir()), None)
         except FileNotFoundError:
-            raise ValueError(f"{path}: there is no bucket {bucket!r}; make it first, or check its name.") from None
+            raise InputError(f"{path}: there is no bucket {bucket!r}; make it first, or check its name.") from None
 
 
 @contextlib.contextmanager
 def _told(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Whatever the network, credentials, the server or the disk make the block raise, as a ValueError about `path`."""
+    """Whatever the network, credentials, the server or the disk make the block raise, as an InputError about `path`."""
     try:
         yield
-    except ValueError:
+    except InputError:
         raise
     except Exception as error:
-        raise ValueError(f"{path}: {what}: {_reason(error)}; {advice}.") from error
+        raise InputError(f"{path}: {what}: {_reason(error)}; {advice}.") from error
 
 
 def _reason(error: Exception) -> str:
@@ -251,7 +253,7 @@ def _reason(error: Exception) -> str:
 def _read_buckets(name: str) -> None:
     """Makes ready for buckets: what another process has written there is seen at once."""
     if importlib.util.find_spec("gcsfs") is None:
-        raise ValueError(f"{name}: needs the extra for buckets: pip install 'flaxformer_lite[gcs]'.")
+        raise InputError(f"{name}: needs the extra for buckets: pip install 'flaxformer_lite[gcs]'.")
     import fsspec
 
     for protocol in ("gs", "gcs"):

@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from flaxformer_lite.runs import multihost
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import absolute, in_bucket, remove_tree
 
 Tree = Any
@@ -179,12 +180,12 @@ def _read(folder: Path, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[st
         while cause.__cause__:
             cause = cause.__cause__
         reason = str(cause).strip().splitlines() or [type(cause).__name__]
-        raise ValueError(f"{folder}: damaged checkpoint: {reason[0]:.200}") from error
+        raise InputError(f"{folder}: damaged checkpoint: {reason[0]:.200}") from error
 
 
 def _refuse(folder: Path, wrong: Sequence[str]) -> None:
     if wrong:
-        raise ValueError(f"{folder}: damaged checkpoint: the arrays of {wrong[0]!r} are not the ones that were written")
+        raise InputError(f"{folder}: damaged checkpoint: the arrays of {wrong[0]!r} are not the ones that were written")
 
 
 class NewestAndBest:
@@ -262,7 +263,7 @@ class Checkpoints:
         """The `count` steps, oldest first, that are the 'last' of the schedule or the 'best'.
 
         Raises:
-          ValueError: fewer are kept, and not as many as there are will do.
+          InputError: fewer are kept, and not as many as there are will do.
         """
         if which == "last":
             steps, field = [step for step in self.steps() if self.due(step)][-count:], "keep_newest"
@@ -270,7 +271,7 @@ class Checkpoints:
             steps, field = best_first(self.steps(), self.scores)[:count], "keep_best"
         if len(steps) < count and not or_fewer:
             scored = " with a score" if which == "best" else ""
-            raise ValueError(
+            raise InputError(
                 f"{self.directory}: {which}:{count} needs {count} checkpoints{scored}, and {len(steps)} are kept; "
                 f"ask for fewer, or train with train.{field}={count} or more."
             )
@@ -290,7 +291,7 @@ class Checkpoints:
         """The parts of `step` that `like` names, with its shapes, types and shardings, and the record.
 
         Raises:
-          ValueError: in some process it cannot be read, or is not what was written; then in all.
+          InputError: in some process it cannot be read, or is not what was written; then in all.
         """
         folder = self.directory / str(step)
         parts, record = multihost.together(lambda: _read(folder, like))
@@ -303,7 +304,7 @@ class Checkpoints:
         """As `restore`, the mean of the parts of several steps, and the record of the last.
 
         Raises:
-          ValueError: one of them cannot be read, or is not what was written.
+          InputError: one of them cannot be read, or is not what was written.
         """
         if len(steps) == 1:
             return self.restore(steps[0], like)
@@ -322,13 +323,13 @@ class Checkpoints:
         One that cannot be read is named in a warning, renamed to `<step>.damaged`, and the one before it is tried.
 
         Raises:
-          ValueError: there are checkpoints, but none can be read; they are left as they are.
+          InputError: there are checkpoints, but none can be read; they are left as they are.
         """
         problems = {}
         for step in reversed(self.steps()):
             try:
                 restored = self.restore(step, like)
-            except ValueError as error:
+            except InputError as error:
                 problems[step] = str(error)
                 continue
             self._set_aside(list(problems))
@@ -340,7 +341,7 @@ class Checkpoints:
         if strange and not problems:
             problems[-1] = f"{self.directory}: expected checkpoints, found only {', '.join(strange[:3])}"
         if problems:
-            raise ValueError(
+            raise InputError(
                 "; ".join(problems.values())
                 + ". No other checkpoint is left: restore the folder from a copy, or use a new --workdir."
             )

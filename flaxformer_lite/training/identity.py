@@ -10,6 +10,7 @@ from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.runs.workdir import Workdir
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import evaluations
 
 
@@ -17,7 +18,7 @@ def of(data: Data, dataset: Dataset, config: Config) -> dict[str, Any]:
     """Returns the fingerprints of tokenizer, data and files, and the settings that scores depend on.
 
     Raises:
-      ValueError: the processes of the run have different data.
+      InputError: the processes of the run have different data.
     """
     identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
     fingerprints = {name: identity[name] for name in ("tokenizer", "data")} | identity["files"]
@@ -26,9 +27,9 @@ def of(data: Data, dataset: Dataset, config: Config) -> dict[str, Any]:
 
 
 def check_tokenizer(tokenizer: Tokenizer, config: Config, paths: Workdir) -> None:
-    """Raises ValueError if the tokenizer of the workdir has another size than the config."""
+    """Raises InputError if the tokenizer of the workdir has another size than the config."""
     if tokenizer.vocab_size != config.data.vocab_size:
-        raise ValueError(
+        raise InputError(
             f"{paths.tokenizer}: expected a tokenizer of {config.data.vocab_size} pieces (data.vocab_size), got "
             f"{tokenizer.vocab_size}; put the run's own back, or use a new --workdir."
         )
@@ -41,7 +42,7 @@ def check_resumed(
     config: Config,
     scores: dict[int, float],
 ) -> None:
-    """Raises ValueError if a checkpoint was made from other data than `identity`.
+    """Raises InputError if a checkpoint was made from other data than `identity`.
 
     While training continues, later scores must also be comparable with those in `scores`.
 
@@ -52,7 +53,7 @@ def check_resumed(
     continues = scores and not evaluations.has_ended(record["step"], config, scores)
     for name, old in record.get("measured", {}).items() if continues else ():
         if (new := identity["measured"].get(name, old)) != old:
-            raise ValueError(
+            raise InputError(
                 f"config.{name}: up to step {record['step']} validation was measured with {old!r}, and "
                 f"train.best_metric={config.train.best_metric!r} would be compared with what {new!r} gives; leave it "
                 "as it was until training has ended, or use a new --workdir."
@@ -61,7 +62,7 @@ def check_resumed(
     what = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}
     for name, subject in what.items():
         if record.get(name, {}) != identity[name]:
-            raise ValueError(
+            raise InputError(
                 f"{subject}: not what the run in {paths.path} was trained with up to step {record['step']}; "
                 "put the old one back, or use a new --workdir."
             )

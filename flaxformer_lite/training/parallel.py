@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.model.devices import compiled_for
 from flaxformer_lite.system import runtime
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import sharding
 from flaxformer_lite.training.sharding import AXES, DATA, FSDP, ROWS, TENSOR, WHOLE
 
@@ -42,23 +43,23 @@ def initialize(address: str | None, num_processes: int | None, process_id: int |
     One process that is given as such, without the other two flags, looks for no others.
 
     Raises:
-      ValueError: some of the three flags are given, but not all; or one is wrong.
+      InputError: some of the three flags are given, but not all; or one is wrong.
     """
     given = [flag is not None for flag in (address, num_processes, process_id)]
     if num_processes == 1 and sum(given) == 1:
         return
     if all(given):
         if not re.fullmatch(r".+:\d+", address):
-            raise ValueError(f"--coordinator_address: expected HOST:PORT of process 0, got {address!r}.")
+            raise InputError(f"--coordinator_address: expected HOST:PORT of process 0, got {address!r}.")
         if num_processes < 1 or not 0 <= process_id < num_processes:
-            raise ValueError(
+            raise InputError(
                 f"--process_id: expected 0 to --num_processes - 1, got {process_id} of {num_processes} processes."
             )
         if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(address, num_processes, process_id, heartbeat_timeout_seconds=SILENCE)
     elif any(given):
-        raise ValueError("--coordinator_address, --num_processes and --process_id go together: give all three.")
+        raise InputError("--coordinator_address, --num_processes and --process_id go together: give all three.")
     elif _in_slurm_step_of_many() or _on_tpu_host():
         jax.distributed.initialize(heartbeat_timeout_seconds=SILENCE)  # finds address and numbers by itself
 
@@ -82,14 +83,14 @@ def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[ja
       devices: what to choose from; None: all that there are.
 
     Raises:
-      ValueError: there are fewer devices, or -1 would leave some out, or several processes would not use all of theirs,
+      InputError: there are fewer devices, or -1 would leave some out, or several processes would not use all of theirs,
         or the devices cannot be `arranged`.
     """
     devices, sizes = devices or jax.devices(), {DATA: data, FSDP: fsdp, TENSOR: tensor}
     known = math.prod(size for size in sizes.values() if size != -1)
     if -1 in sizes.values() and known < len(devices) and len(devices) % known:
         given = " x ".join(f"{size} {axis}" for axis, size in sizes.items() if size not in (-1, 1))
-        raise ValueError(
+        raise InputError(
             f"config.parallel: {given} do not divide the {len(devices)} devices, so that -1 cannot be all the rest; "
             "choose a divisor, or a number for each axis."
         )
@@ -99,7 +100,7 @@ def make_mesh(data: int, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[ja
     if count > len(devices) or (processes > 1 and count != len(devices)):
         asked = " x ".join(f"{size} {axis}" for axis, size in sizes.items() if size > 1 or axis == DATA)
         what = f"{count} devices" if count == sizes[DATA] else f"{asked} = {count} devices"
-        raise ValueError(f"config.parallel.data: {what} asked for, there are {len(devices)}; use -1 for all.")
+        raise InputError(f"config.parallel.data: {what} asked for, there are {len(devices)}; use -1 for all.")
     return Mesh(arranged(devices[:count], tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -111,14 +112,14 @@ def arranged(devices: Sequence[jax.Device], shape: tuple[int, int, int]) -> np.n
     to the same few.
 
     Raises:
-      ValueError: devices that work on the same rows would belong to two slices; or to two processes which also work on
+      InputError: devices that work on the same rows would belong to two slices; or to two processes which also work on
         different rows.
     """
     in_order = np.array(sorted(devices, key=lambda device: (_slice(device), device.process_index, device.id)))
     slices = len({_slice(device) for device in devices})
     across = math.gcd(slices, shape[0]), math.gcd(slices // math.gcd(slices, shape[0]), shape[1]), 1
     if math.prod(across) != slices:
-        raise ValueError(
+        raise InputError(
             f"config.parallel.tensor: {shape[2]} devices that work on the same rows would belong to several slices, or "
             f"machines, and there are {slices} of {len(devices) // slices} devices; choose a divisor of the latter."
         )
@@ -129,7 +130,7 @@ def arranged(devices: Sequence[jax.Device], shape: tuple[int, int, int]) -> np.n
         candidates.insert(0, mesh_utils.create_hybrid_device_mesh(within, across, list(in_order), **options))
     if not (found := [each for each in candidates if _row_shards_of_processes(each) is not None]):
         own = len(devices) // len({device.process_index for device in devices})
-        raise ValueError(
+        raise InputError(
             f"config.parallel.tensor: {shape[2]} devices that work on the same rows belong to one process, or to whole "
             f"processes, and each has {own}; choose a divisor of that, or a multiple."
         )
@@ -165,12 +166,12 @@ def widest_mesh(rows_multiple: int, tensor: int = 1) -> Mesh:
     """A mesh over as many devices as can share batches of `rows_multiple` rows evenly, `tensor` for each share.
 
     Raises:
-      ValueError: there are fewer than `tensor` devices.
+      InputError: there are fewer than `tensor` devices.
     """
     count = len(jax.devices())
     if not 1 <= tensor <= count:
         more = "; JAX_NUM_CPU_DEVICES=2 makes two of a CPU" if jax.devices()[0].platform == "cpu" else ""
-        raise ValueError(f"tensor: expected 1 to {count}, the devices that there are, got {tensor}{more}.")
+        raise InputError(f"tensor: expected 1 to {count}, the devices that there are, got {tensor}{more}.")
     data = max(n for n in range(1, count // tensor + 1) if rows_multiple % n == 0)
     return make_mesh(data, tensor=tensor)
 
@@ -181,10 +182,10 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def check_rows(mesh: Mesh, *, rows_multiple: int, accumulate_steps: int) -> None:
-    """Raises ValueError if the devices of `mesh` cannot share every (micro)batch evenly."""
+    """Raises InputError if the devices of `mesh` cannot share every (micro)batch evenly."""
     parts = row_shards(mesh)
     if rows_multiple % (parts * accumulate_steps):
-        raise ValueError(
+        raise InputError(
             f"config.data.rows_multiple: {rows_multiple} rows cannot be split evenly over {parts} devices and "
             f"{accumulate_steps} microbatches; make it a multiple of {parts * accumulate_steps}, "
             "or use fewer devices (parallel.data, parallel.fsdp)."
@@ -254,9 +255,7 @@ class MeshMode:
         if self._copies:
             specs = {"in_specs": (WHOLE, ROWS), "out_specs": WHOLE}
             step = jax.shard_map(step, mesh=self.mesh, **specs, check_vma=False)  # a kernel's output has no such type
-        else:
-            step = sharding.by_rows(step, self.mesh)
-        step = compiled_for(step, self.mesh, (DATA, FSDP))
+        step = compiled_for(step, self.mesh, (DATA, FSDP), keeps_rows=True)
         donated = (0,) if donate else ()
         traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))

@@ -18,6 +18,7 @@ from flaxformer_lite.decoding.decoder import Decoder, padded_length
 from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.system import memory
 from flaxformer_lite.system.accelerators import ACCELERATORS, Accelerator
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.memory import ADVICE, Memory
 from flaxformer_lite.training import flops, hlo, parallel, sharding, topology
 from flaxformer_lite.training import step as step_lib
@@ -127,22 +128,22 @@ def target(
       decode: for decoding, whose devices share a model over `parallel.tensor` or have a copy each.
 
     Raises:
-      ValueError: there is no such number of them, they make no such mesh, or a compiler estimates times itself.
+      InputError: there is no such number of them, they make no such mesh, or a compiler estimates times itself.
     """
     sizes = config.parallel
     if slices is not None and ACCELERATORS[name].platform != "tpu":
-        raise ValueError(f"--slices={slices}: applies only to TPUs, and {name} is a GPU; leave it out.")
+        raise InputError(f"--slices={slices}: applies only to TPUs, and {name} is a GPU; leave it out.")
     if decode and utilization is not None:
-        raise ValueError("--utilization: has no effect with --decode; leave it out.")
+        raise InputError("--utilization: has no effect with --decode; leave it out.")
     slices = slices or 1
     accelerator = dataclasses.replace(ACCELERATORS[name], linked=topology.joined(name, count, slices=slices))
     if sizes.tensor > 0 and accelerator.linked % sizes.tensor:
-        raise ValueError(
+        raise InputError(
             f"config.parallel.tensor: {sizes.tensor} devices that work on the same rows would not share one slice, or "
             f"machine, of {accelerator.linked}; choose a divisor of that."
         )
     if decode and (sizes.fsdp != 1 or sizes.tensor < 1):
-        raise ValueError(
+        raise InputError(
             f"--decode: expected config.parallel.fsdp=1 and a number for config.parallel.tensor, got {sizes.fsdp} and "
             f"{sizes.tensor}; a device decodes with the whole model, or shares it over tensor."
         )
@@ -154,10 +155,10 @@ def target(
     data = -1 if decode else sizes.data  # devices that do not share the model each decode rows of their own
     mesh = parallel.make_mesh(data, sizes.fsdp, sizes.tensor, devices=devices)
     if mesh.size != count:
-        raise ValueError(f"config.parallel: makes {mesh.size} of {count} devices; set one of its sizes to -1.")
+        raise InputError(f"config.parallel: makes {mesh.size} of {count} devices; set one of its sizes to -1.")
     found = Target(name, accelerator, mesh, compiler, why_not, utilization or UTILIZATION, slices)
     if utilization is not None and found.estimates:
-        raise ValueError(f"--utilization: the compiler of {name} estimates times itself; leave it out.")
+        raise InputError(f"--utilization: the compiler of {name} estimates times itself; leave it out.")
     return found
 
 
@@ -165,7 +166,7 @@ def plan(config: Config, target: Target, *, every_shape: bool = False) -> list[P
     """One plan of the training step for the longest shape of batch that the config allows, or for each, longest first.
 
     Raises:
-      ValueError: the devices cannot share the rows, or a parameter; or the config's backend cannot be used.
+      InputError: the devices cannot share the rows, or a parameter; or the config's backend cannot be used.
     """
     shapes = batch_shapes.possible(config)[::-1]
     return [train_step(config, target, *shape) for shape in (shapes if every_shape else shapes[:1])]
@@ -190,10 +191,10 @@ def decoding(config: Config, target: Target) -> Plan:
     """The plan of decoding one full batch of inputs as long as the longest bucket, as `translate` and `generate` do.
 
     Raises:
-      ValueError: the model is a classifier, or the devices cannot share the rows, or a parameter.
+      InputError: the model is a classifier, or the devices cannot share the rows, or a parameter.
     """
     if config.model.architecture == "encoder_classifier":
-        raise ValueError("--decode: requires a model that generates text, and this one is a classifier; leave it out.")
+        raise InputError("--decode: requires a model that generates text, and this one is a classifier; leave it out.")
     model = dataclasses.replace(config.model, backend="auto")  # as in every run that was trained
     config, mesh = _configured(dataclasses.replace(config, model=model), target), target.mesh
     parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=1)
@@ -297,10 +298,10 @@ def scaling_table(
     """Weak scaling: a line for each number of devices, the batch of the first growing with them; the longest bucket.
 
     Raises:
-      ValueError: as `plan`; or a number of devices is no multiple of the first.
+      InputError: as `plan`; or a number of devices is no multiple of the first.
     """
     if odd := [count for count in counts if count % counts[0]]:
-        raise ValueError(f"--devices: {odd[0]} is no multiple of {counts[0]}, whose batch grows with the devices.")
+        raise InputError(f"--devices: {odd[0]} is no multiple of {counts[0]}, whose batch grows with the devices.")
     lines = []
     for count in counts:
         found = target(config, name, count, slices=slices, utilization=utilization)

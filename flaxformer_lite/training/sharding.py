@@ -5,20 +5,16 @@
             (Rajbhandari 2020, section 5.3, stage 3)
     tensor  devices that split heads, inner width and vocabulary, and work on the same rows (Shoeybi 2019, section 3)
 
-The model knows none of this: the compiler splits its computation as parameters and rows are split.
+The compiler splits the model's computation as parameters and rows are split.
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_lite.model.embeddings import Inputs
-from flaxformer_lite.model.layers import Residual
+from flaxformer_lite.system.errors import InputError
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
 ROWS = PartitionSpec((DATA, FSDP))  # of a batch
@@ -68,7 +64,7 @@ def of(tree: Tree, mesh: Mesh) -> Tree:
 
 
 def check(params: Tree, mesh: Mesh, *, section: str = "config.parallel.") -> None:
-    """Raises ValueError unless every parameter has one rule, and the axes of `mesh` divide it evenly.
+    """Raises InputError unless every parameter has one rule, and the axes of `mesh` divide it evenly.
 
     Args:
       params: arrays, or their shapes.
@@ -79,47 +75,18 @@ def check(params: Tree, mesh: Mesh, *, section: str = "config.parallel.") -> Non
         rules = rules_for(name)
         if len(rules) != 1:
             what = f"matches {' and '.join(rules)}" if rules else "matches none"
-            raise ValueError(f"sharding.RULES: expected one rule for the parameter {name}, it {what}; mend the rules.")
+            raise InputError(f"sharding.RULES: expected one rule for the parameter {name}, it {what}; mend the rules.")
         axes = RULES[rules[0]]
         if len(axes) != x.ndim:
-            raise ValueError(
+            raise InputError(
                 f"sharding.RULES: {rules[0]} names {len(axes)} dimensions, and {name} has {x.ndim}; mend the rule."
             )
         for axis, size in zip(axes, x.shape, strict=True):
             if axis and size % mesh.shape[axis]:
-                raise ValueError(
+                raise InputError(
                     f"{section}{axis}: {mesh.shape[axis]} devices cannot share the parameter {name} of shape "
                     f"{x.shape} evenly: they do not divide {size}; choose a divisor, or change the model."
                 )
-
-
-def by_rows(step: Callable, mesh: Mesh) -> Callable:
-    """`step`, with what its layers hand on split by rows.
-
-    Else the compiler may split it as the weights that it meets, and sends activations where it should send weights,
-    which are fewer. A table of vectors, which are looked up, not multiplied, is sent whole for the same reason.
-    """
-    if mesh.size == mesh.shape[DATA]:  # nothing else is split
-        return step
-    rows = NamedSharding(mesh, ROWS)
-
-    def keep_rows(method: Callable, args: tuple, kwargs: dict, context: nn.module.InterceptorContext) -> Any:
-        module = context.module
-        if context.method_name != "__call__":
-            return method(*args, **kwargs)
-        if isinstance(module, nn.Embed):
-            axes = RULES[rules_for("/".join([*module.path, "embedding"]))[0]]
-            sent = NamedSharding(mesh, PartitionSpec(*(None if axis == FSDP else axis for axis in axes)))
-            table = jax.lax.with_sharding_constraint(module.embedding, sent)
-            return jnp.take(table.astype(module.dtype or table.dtype), *args, axis=0)
-        out = method(*args, **kwargs)
-        return jax.lax.with_sharding_constraint(out, rows) if isinstance(module, Inputs | Residual) else out
-
-    def split(*arguments: Tree) -> Tree:
-        with nn.intercept_methods(keep_rows):
-            return step(*arguments)
-
-    return split
 
 
 def _name(path: tuple) -> str:

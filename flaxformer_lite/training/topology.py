@@ -13,6 +13,7 @@ import jax
 from jax.experimental import topologies
 
 from flaxformer_lite.system.accelerators import ACCELERATORS
+from flaxformer_lite.system.errors import InputError
 
 LARGEST_SLICE = 4096  # chips
 # Keeps libtpu from searching for a TPU, other hosts, and other processes.
@@ -83,7 +84,7 @@ def joined(name: str, count: int, *, slices: int = 1) -> int:
     """How many of `count` devices fast links join: those of a slice of TPUs, or of a machine of up to 8 GPUs.
 
     Raises:
-      ValueError: there are no such slices; the message begins with `--devices`.
+      InputError: there are no such slices; the message begins with `--devices`.
     """
     accelerator = ACCELERATORS[name]
     if accelerator.platform == "gpu":
@@ -98,7 +99,7 @@ def devices(name: str, count: int, *, slices: int = 1) -> Sequence[jax.Device]:
 
     Raises:
       NoCompiler: as `compiler`.
-      ValueError: as `joined`.
+      InputError: as `joined`.
     """
     compiler(name)
     if ACCELERATORS[name].platform == "gpu":
@@ -120,14 +121,14 @@ def slice_shape(name: str, count: int, *, slices: int = 1) -> tuple[int, ...]:
     """The chips of a slice along each axis, for `count` devices over all slices; as close to a cube as possible.
 
     Raises:
-      ValueError: their number is no power of two, or too large.
+      InputError: their number is no power of two, or too large.
     """
     accelerator = ACCELERATORS[name]
     chips, rest = divmod(count, slices * accelerator.cores)
     most, sides = min(LARGEST_SLICE, accelerator.linked // accelerator.cores), 2 if name in ("v5e", "v6e") else 3
     if rest or not chips or chips & (chips - 1) or chips > most:
         each = f" of {accelerator.cores} devices" if accelerator.cores > 1 else ""
-        raise ValueError(
+        raise InputError(
             f"--devices={count}: slices of {name} are planned with 1, 2, 4, 8, ... {most} chips{each}; choose such a "
             "number" + (f", times --slices={slices}." if slices > 1 else ".")
         )

@@ -11,6 +11,7 @@ import numpy as np
 
 from flaxformer_lite.data.batches.packing import pack, pack_pairs
 from flaxformer_lite.data.tokens.ragged import ranges
+from flaxformer_lite.system.errors import InputError
 
 
 def bucket_rows(buckets: Sequence[int], *, tokens_per_batch: int, rows_multiple: int) -> list[int]:
@@ -74,7 +75,7 @@ class BatchPlan:
         `buckets`: see `best_buckets`.
 
         Raises:
-          ValueError: no example is left to train on.
+          InputError: no example is left to train on.
         """
         sides = [length_N for length_N in (source_length_N, target_length_N) if length_N is not None]
         self.seed = seed
@@ -160,7 +161,7 @@ class PackedPlan:
         """Lengths count tokens without the end symbol; each text takes one more. A side that there is not is None.
 
         Raises:
-          ValueError: no text is left to train on.
+          InputError: no text is left to train on.
         """
         sides = [length_N for length_N in (source_length_N, target_length_N) if length_N is not None]
         self.seed, self.buckets = seed, (buckets[-1],)
@@ -232,7 +233,7 @@ def _usable(shorter_N: np.ndarray, longer_N: np.ndarray, buckets: Sequence[int])
     too_long_N = (longer_N > buckets[-1]) & ~empty_N
     usable, empty, too_long = np.flatnonzero(~empty_N & ~too_long_N), int(empty_N.sum()), int(too_long_N.sum())
     if not len(usable):
-        raise ValueError(
+        raise InputError(
             f"None of {len(empty_N)} examples can be used: {empty} have an empty side and {too_long} "
             f"are longer than the longest of data.buckets = {tuple(buckets)}; raise it or check the dataset."
         )

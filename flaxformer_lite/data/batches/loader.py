@@ -13,6 +13,7 @@ import numpy as np
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
 from flaxformer_lite.data.tokens.ragged import Ragged, ranges
 from flaxformer_lite.fields import EOS, PAD
+from flaxformer_lite.system.errors import InputError
 
 NOTHING = -1  # stands for the label, or the example, of a row that has none
 HASHED_AT_ONCE = 1 << 22  # ids, or rows, that the fingerprint holds as int64
@@ -121,14 +122,14 @@ def fill_rows(texts: Ragged, row_N: np.ndarray, *, rows: int, length: int) -> tu
       row_N: the row of each text, never falling.
 
     Raises:
-      ValueError: the texts of a row are longer than it.
+      InputError: the texts of a row are longer than it.
     """
     size_N = texts.lengths() + 1
     before_N = np.cumsum(size_N) - size_N
     first_N = np.searchsorted(row_N, row_N)  # the first text of the same row
     start_N = before_N - before_N[first_N]
     if (start_N + size_N > length).any():
-        raise ValueError(f"Expected texts that fit rows of {length} tokens, got {(start_N + size_N).max()} in a row.")
+        raise InputError(f"Expected texts that fit rows of {length} tokens, got {(start_N + size_N).max()} in a row.")
     ids, segment = np.full(rows * length, PAD, np.int32), np.zeros(rows * length, np.int32)
     start_N = start_N + row_N * length
     end_N = start_N + size_N - 1

@@ -38,6 +38,8 @@ from babel.numbers import (
 )
 from babel.units import format_unit
 
+from flaxformer_lite.system.errors import InputError
+
 CORPUS = 1  # raise it with every change that alters a phrase or the order of phrases
 # The version freezes the text: it holds the CLDR's and it seeds every draw.
 VERSION = ".".join([str(CORPUS), *f"{get_cldr_version()}.0".split(".")[:2]])
@@ -85,7 +87,7 @@ def phrases(source: str, target: str, *, per_kind: int = 10_400) -> list[Phrase]
     has not enough in both locales is left out; between 'en' and any of 140 languages, 'de' among them, none is.
 
     Raises:
-      ValueError: as `parse_locales`, or the locales share no more than half of the kinds.
+      InputError: as `parse_locales`, or the locales share no more than half of the kinds.
     """
     locales = parse_locales(source, target)
     columns: dict[str, list[Phrase]] = {}
@@ -102,7 +104,7 @@ def phrases(source: str, target: str, *, per_kind: int = 10_400) -> list[Phrase]
                 rng.shuffle(columns[kind])  # what is rare, like a list of one name, was drawn out early
                 break
     if 2 * len(columns) <= len(KINDS):
-        raise ValueError(
+        raise InputError(
             f"Expected two locales that share more than half of the kinds {', '.join(KINDS)}; of {source!r} and "
             f"{target!r} the CLDR has enough for {', '.join(columns) or 'none'}: take one with fuller data."
         )
@@ -113,16 +115,16 @@ def parse_locales(source: str, target: str) -> tuple[Locale, Locale]:
     """The two Babel locales of exactly these names.
 
     Raises:
-      ValueError: there is none of that name; the message has the nearest ones. Or both are the same.
+      InputError: there is none of that name; the message has the nearest ones. Or both are the same.
     """
     names = {known.lower(): known for known in sorted(locale_identifiers())}
     for name in (source, target):
         if name not in names.values():
             near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
             hint = " or ".join(repr(names[match]) for match in near) or "a name like 'en' or 'pt_BR'"
-            raise ValueError(f"Unknown locale {name!r}: expected one of the CLDR; nearest is {hint}.")
+            raise InputError(f"Unknown locale {name!r}: expected one of the CLDR; nearest is {hint}.")
     if source == target:
-        raise ValueError(f"Expected two different locales, got {source!r} twice; take another target.")
+        raise InputError(f"Expected two different locales, got {source!r} twice; take another target.")
     return Locale.parse(source), Locale.parse(target)
 
 

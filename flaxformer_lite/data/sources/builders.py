@@ -18,6 +18,7 @@ from flaxformer_lite.data.cldr import languages, phrase_families
 from flaxformer_lite.data.sources import own_text, text_files
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import check_bucket, fetch, in_bucket, locked, on_disk, place
 
 HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
@@ -147,7 +148,7 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
             found = text_files.check(self._corpora, listing)
         self.info.set_splits(splits.SplitDict([self._write(split, found[split].shards) for split in found]))
         if identify(self._own, self._corpora, _root(self))[0] != self.builder_config.name:
-            raise ValueError(
+            raise InputError(
                 f"{self._own.kind}: a file has changed while it was read; start again when all are written."
             )
 
@@ -186,7 +187,7 @@ def open_prepared(name: str) -> tfds.core.DatasetBuilder:
     """The builder of a dataset that TFDS knows, which a bucket in `TFDS_DATA_DIR` may have.
 
     Raises:
-      ValueError: the bucket cannot be read, or as `tfds.builder`.
+      InputError: the bucket cannot be read, or as `tfds.builder`.
     """
     root = place(tfds.core.constants.DATA_DIR)
     if not in_bucket(root):
@@ -195,11 +196,11 @@ def open_prepared(name: str) -> tfds.core.DatasetBuilder:
     dataset, how = tfds.core.naming.parse_builder_name_kwargs(name)
     folder = "/".join([str(dataset), *(how[part] for part in ("config", "version") if how.get(part))])
     if not (root / folder).is_dir():
-        raise ValueError(f"nothing is in {root / folder}")
+        raise InputError(f"nothing is in {root / folder}")
     below = sorted(entry.name for entry in (root / folder).iterdir())
     configs = [name for name in below if not (name.startswith(".") or tfds.core.Version.is_valid(name))]
     if "config" not in how and configs:  # of which one may be as large as all others
-        raise ValueError(f"{root} has {', '.join(configs)} of it; name one, as in {dataset}/{configs[0]}")
+        raise InputError(f"{root} has {', '.join(configs)} of it; name one, as in {dataset}/{configs[0]}")
     fetch(root / folder, data_root() / folder)
     return tfds.builder(name, data_dir=data_root())
 
@@ -212,7 +213,7 @@ def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) 
       data_dir: the folder of all datasets; None is TFDS's own.
 
     Raises:
-      ValueError: `pair` is not two different locales of the CLDR.
+      InputError: `pair` is not two different locales of the CLDR.
     """
     locales_of(pair)
     config = next((known for known in CldrTranslate.BUILDER_CONFIGS if known.name == pair), None)
@@ -235,7 +236,7 @@ def own_texts(own: OwnText, data_dir: str | PathLike | None = None) -> tuple[tfd
       data_dir: as in `cldr_translate`.
 
     Raises:
-      ValueError: a file is missing or cannot be read, or the files do not suit each other or their kind.
+      InputError: a file is missing or cannot be read, or the files do not suit each other or their kind.
     """
     corpora = own_text.corpora(own)
     root = Path(data_dir or data_root())
@@ -260,11 +261,11 @@ def locales_of(pair: str) -> tuple[str, str]:
     """The two locale names in `<source>-<target>`.
 
     Raises:
-      ValueError: there are not two, one is unknown, or both are the same.
+      InputError: there are not two, one is unknown, or both are the same.
     """
     names = pair.split("-")
     if len(names) != 2:
-        raise ValueError(
+        raise InputError(
             "Expected the config of cldr_translate as <source>-<target>, with an underscore inside a locale, "
             f"like 'en-de' or 'pt_BR-zh_Hant'; got {pair!r}."
         )
@@ -278,7 +279,7 @@ def prepare(builder: tfds.core.DatasetBuilder) -> None:
     What was left out of text of one's own is told each time.
 
     Raises:
-      ValueError: the folder cannot be written, or holds something else.
+      InputError: the folder cannot be written, or holds something else.
     """
     if not _is_prepared(builder):
         try:
@@ -287,12 +288,12 @@ def prepare(builder: tfds.core.DatasetBuilder) -> None:
                     _remove_leftovers(builder)
                     _generate(builder)
         except OSError as error:
-            raise ValueError(
+            raise InputError(
                 f"Cannot write the dataset {builder.info.full_name} to {_root(builder)} ({error.strerror or error}); "
                 "set TFDS_DATA_DIR or `data_dir` to a folder that can be written."
             ) from error
     if not _is_prepared(builder):  # TFDS leaves an existing folder as it is
-        raise ValueError(
+        raise InputError(
             f"Expected a dataset in {builder.data_dir}, got no dataset_info.json there; remove the folder."
         )
     builder.info.read_from_directory(builder.data_path)  # another process may have written it since `builder` was made

@@ -12,6 +12,7 @@ from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data.sources import builders
 from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.sources.own_text import OwnText
+from flaxformer_lite.system.errors import InputError
 
 EMBEDDED = ("cldr_translate", "cldr_language")
 REGISTERED_BY = ("translate", "text", "summarization")  # modules of TFDS whose import makes WMT, GLUE, ... known
@@ -49,7 +50,7 @@ class Dataset:
           own_text: the files, if `name` is a kind of one's own text.
 
         Raises:
-          ValueError: there is no such dataset, language or text, it does not suit the architecture, or it is not
+          InputError: there is no such dataset, language or text, it does not suit the architecture, or it is not
             prepared and cannot be here.
         """
         self.name = name
@@ -77,9 +78,9 @@ class Dataset:
             self._source, self._target = self.languages[:1], self.languages[1:]
         elif architecture == "encoder_classifier":
             if source_language is not None:
-                raise ValueError("config.data.source_language: a classifier translates nothing; leave it unset.")
+                raise InputError("config.data.source_language: a classifier translates nothing; leave it unset.")
             if languages:
-                raise ValueError("config.data.languages: a classifier translates nothing; leave them unset.")
+                raise InputError("a classifier translates nothing; leave them unset.", where="config.data.languages")
             self._label = self._class_label()
             self.label_names = list(features[self._label].names)
             self._source = self._chosen(text_features)
@@ -94,14 +95,14 @@ class Dataset:
         """Has 'validation' or 'test' read from another dataset, whose languages or labels are the same.
 
         Raises:
-          ValueError: they are others.
+          InputError: they are others.
         """
         for what, mine, its in (
             ("languages", sorted(self.sides), sorted(dataset.sides)),
             ("labels", self.label_names, dataset.label_names),
         ):
             if mine != its:
-                raise ValueError(
+                raise InputError(
                     f"config.data.{role}_dataset: {dataset.name} has the {what} {', '.join(its or ['(none)'])}, and "
                     f"{self.name} {', '.join(mine or ['(none)'])}; name one with the same, labels in the same order."
                 )
@@ -116,7 +117,7 @@ class Dataset:
         """Makes the files of an embedded dataset, and of text of one's own, if they are not there yet; also of parts.
 
         Raises:
-          ValueError: they cannot be written, or text of one's own has faults.
+          InputError: they cannot be written, or text of one's own has faults.
         """
         if self._made_here:
             builders.prepare(self._builder)
@@ -124,7 +125,7 @@ class Dataset:
             dataset.prepare()
 
     def check_split(self, split: str) -> None:
-        """Raises ValueError if there is no such split, or its first example has no label; reads no more than that."""
+        """Raises InputError if there is no such split, or its first example has no label; reads no more than that."""
         reader = self.reader(split)
         if self._label is not None and len(reader):
             reader([0])
@@ -144,7 +145,7 @@ class Dataset:
         """All examples of `split`, which may be a slice such as 'train[:10%]'.
 
         Raises:
-          ValueError: there is no such split, or its labels are kept secret.
+          InputError: there is no such split, or its labels are kept secret.
         """
         reader = self.reader(split)
         examples = reader(range(len(reader)))
@@ -154,7 +155,7 @@ class Dataset:
         """Random access to the examples of `split`; none is read yet.
 
         Raises:
-          ValueError: there is no such split.
+          InputError: there is no such split.
         """
         records = self._open_split(split).data_source
         parts = self._builder.info.splits[split].file_instructions
@@ -183,7 +184,7 @@ class Dataset:
         except ValueError as error:
             splits = ", ".join(self._builder.info.splits)
             more = "; data.train_files, validation_files and test_files make one each" if self.contents else ""
-            raise ValueError(
+            raise InputError(
                 f"config.data: {self.name} has no split {split!r}; it has {splits}, and slices of them such as "
                 f"'train[:10%]'{more}."
             ) from error
@@ -199,24 +200,27 @@ class Dataset:
         valid = list(self._texts) if self._spoken is None else self._builder.info.features[self._spoken].languages
         for name in languages:
             if valid is not None and name not in valid:
-                raise ValueError(f"config.data.languages: {self.name} has no {name!r}; it has {', '.join(valid)}.")
+                raise InputError(
+                    f"{self.name} has no {name!r}; it has {', '.join(valid)}.", where="config.data.languages"
+                )
         return languages
 
     def _languages(self, source_language: str | None, text_features: str | None) -> tuple[str, str]:
         names = self._translation()
         if not names and self._spoken is not None:
-            raise ValueError(f"config.data.languages: {self.name} has more than two; name the two to read.")
+            raise InputError(f"{self.name} has more than two; name the two to read.", where="config.data.languages")
         if not names:
-            raise ValueError(
-                f"config.data.dataset: expected a translation dataset, two texts an example; {self.name} is none."
+            raise InputError(
+                f"expected a translation dataset, two texts an example; {self.name} is none.",
+                where="config.data.dataset",
             )
         if text_features is not None:
-            raise ValueError(
+            raise InputError(
                 "config.data.text_features: a translation reads the two languages of its dataset; leave it unset."
             )
         source = names[0] if source_language is None else source_language
         if source not in names:
-            raise ValueError(
+            raise InputError(
                 f"config.data.source_language: {self.name} has {' and '.join(names)}, not {source_language!r}."
             )
         return source, names[1 - names.index(source)]
@@ -229,9 +233,10 @@ class Dataset:
         labels = [name for name, feature in features.items() if isinstance(feature, tfds.features.ClassLabel)]
         if len(labels) != 1:
             listed = ", ".join(f"{name} ({_type_name(feature)})" for name, feature in features.items())
-            raise ValueError(
-                "config.data.dataset: model.architecture='encoder_classifier' needs a dataset with one ClassLabel, "
-                f"such as cldr_language; {self.name} has {listed}."
+            raise InputError(
+                "model.architecture='encoder_classifier' needs a dataset with one ClassLabel, "
+                f"such as cldr_language; {self.name} has {listed}.",
+                where="config.data.dataset",
             )
         return labels[0]
 
@@ -239,25 +244,25 @@ class Dataset:
         """The texts that `text_features` names, or all."""
         valid = [name for name in self._texts if name != KIND]
         if not valid:
-            raise ValueError(f"config.data.dataset: expected a dataset of texts; {self.name} has none.")
+            raise InputError(f"expected a dataset of texts; {self.name} has none.", where="config.data.dataset")
         if text_features is None:
             return [name for name in valid if name.split("_")[-1] not in ID_NAMES] or valid
         chosen = [name.strip() for name in text_features.split(",")]
         for name in chosen:
             if name not in valid:
-                raise ValueError(
+                raise InputError(
                     f"config.data.text_features: {self.name} has no text {name!r}{did_you_mean(name, valid)}"
                 )
         if len(set(chosen)) < len(chosen):
-            raise ValueError(f"config.data.text_features: {text_features!r} names a text twice.")
+            raise InputError(f"config.data.text_features: {text_features!r} names a text twice.")
         return chosen
 
     def _to_write(self, source_language: str | None, text_features: str | None) -> Sequence[str]:
         """What a language model learns; of a translation dataset both languages, the source first."""
         if source_language is not None and text_features is not None:
-            raise ValueError("config.data.source_language: data.text_features already says what to read; unset one.")
+            raise InputError("config.data.source_language: data.text_features already says what to read; unset one.")
         if source_language is not None and not self._translation():
-            raise ValueError(f"config.data.source_language: {self.name} is no translation dataset; leave it unset.")
+            raise InputError(f"config.data.source_language: {self.name} is no translation dataset; leave it unset.")
         if (self._translation() or self._spoken is not None) and text_features is None:
             return self._languages(source_language, None)
         return self._chosen(text_features)
@@ -284,26 +289,28 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
             return builders.cldr_translate(config or "en-de")
         if dataset == "cldr_language":
             if config:
-                raise ValueError("it has no configs; leave out what follows its name")
+                raise InputError("it has no configs; leave out what follows its name")
             return builders.cldr_language()
         for module in REGISTERED_BY:
             importlib.import_module(f"tensorflow_datasets.{module}")
         return builders.open_prepared(name)
     except (tfds.core.DatasetNotFoundError, ValueError, ImportError) as error:
-        raise ValueError(f"config.data.dataset: cannot open {name!r}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"cannot open {name!r}: {str(error).splitlines()[0]}", where="config.data.dataset") from error
 
 
 def _check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
     file_format = builder.info.file_format.value
     if builder.info.splits and file_format != "array_record":
-        raise ValueError(
-            f"config.data.dataset: {builder.data_dir} is prepared as {file_format}, and reading needs array_record; "
+        raise InputError(
+            f"{builder.data_dir} is prepared as {file_format}, and reading needs array_record; "
             "convert it once, where TensorFlow is installed, with: "
             f"python -m tensorflow_datasets.scripts.convert_format --dataset_version_dir={builder.data_dir} "
-            f"--out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set TFDS_DATA_DIR=NEW"
+            f"--out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set TFDS_DATA_DIR=NEW",
+            where="config.data.dataset",
         )
     if not builder.info.splits:
-        raise ValueError(
-            f"config.data.dataset: {name} is not prepared: nothing is in {builder.data_dir}; prepare it once, where "
-            f"TensorFlow is installed, with: tfds build {name} --file_format=array_record"
+        raise InputError(
+            f"{name} is not prepared: nothing is in {builder.data_dir}; prepare it once, where "
+            f"TensorFlow is installed, with: tfds build {name} --file_format=array_record",
+            where="config.data.dataset",
         )

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from tensorflow_datasets.proto import tf_example_pb2
 
+from flaxformer_lite.system.errors import InputError
+
 KIND = "kind"  # a feature of this name sorts examples for the report; it is never part of a text
 
 
@@ -66,7 +68,7 @@ class Reader:
         """The examples of these numbers, in their order; a language that one lacks is an empty text.
 
         Raises:
-          ValueError: their labels are kept secret.
+          InputError: their labels are kept secret.
         """
         records = self.records.__getitems__(np.asarray(numbers, int).tolist()) if len(numbers) else []
         examples = [tf_example_pb2.Example.FromString(record).features.feature for record in records]
@@ -98,7 +100,7 @@ class Reader:
         name = self.columns["label"][1]
         label = np.array([example[name].int64_list.value[0] for example in examples], np.int32)
         if (label < 0).any():  # as in the test splits of GLUE, whose labels only its server knows
-            raise ValueError(
+            raise InputError(
                 f"config.data: split {self.split!r} of {self.name} has no labels; set config.data.test_split to one "
                 "that has, e.g. 'validation'."
             )

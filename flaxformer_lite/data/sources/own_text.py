@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flaxformer_lite.data.sources import text_files
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
+from flaxformer_lite.system.errors import InputError
 
 # Each kind of dataset with the forms of its files: (of a pair of files, of one file).
 FORMS = {
@@ -55,14 +56,14 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
     """The files of each split, and the names of what is in them; labels are not looked for.
 
     Raises:
-      ValueError: a file is not there, there are more on one side than on the other, or they do not suit the kind.
+      InputError: a file is not there, there are more on one side than on the other, or they do not suit the kind.
     """
     found = {}
     for split, patterns in own.files.items():
         field = f"config.data.{split}_files"
         if not 1 <= len(patterns) <= (2 if FORMS[own.kind][0] else 1):
             wanted = "a pair of paths, or one" if FORMS[own.kind][0] else "one path"
-            raise ValueError(f"{field}: {own.kind} takes {wanted}, which may be globs; got {patterns}.")
+            raise InputError(f"{field}: {own.kind} takes {wanted}, which may be globs; got {patterns}.")
         rows = _side_by_side(field, patterns)
         form = _form(field, rows, FORMS[own.kind][2 - len(rows[0])])
         found[split] = Corpus(rows, form, _fields(own, rows, form), own.longest_line)
@@ -76,13 +77,13 @@ def _side_by_side(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...],
     sides = [_expanded(field, pattern) for pattern in patterns]
     if len({len(side) for side in sides}) > 1:
         counts = " and ".join(f"{pattern} has {len(side)}" for pattern, side in zip(patterns, sides, strict=True))
-        raise ValueError(f"{field}: expected as many files on both sides, {counts}.")
+        raise InputError(f"{field}: expected as many files on both sides, {counts}.")
     if len(sides) == 1:
         return tuple((path,) for path in sides[0])
     of_words = [dict(zip(_own_words(side), side, strict=True)) for side in sides]
     for words, path in of_words[0].items():
         if any(words not in others for others in of_words):
-            raise ValueError(
+            raise InputError(
                 f"{field}: expected files named alike on both sides, but for words that all of a side share at the "
                 f"start or the end, and {path} has not one of the same name; rename them, or add what is missing."
             )
@@ -105,10 +106,10 @@ def _expanded(field: str, pattern: str) -> list[str]:
     path = os.path.expanduser(pattern)
     found = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not found:
-        raise ValueError(f"{field}: there is no file {pattern!r}, seen from {os.getcwd()}; check the path.")
+        raise InputError(f"{field}: there is no file {pattern!r}, seen from {os.getcwd()}; check the path.")
     twice = sorted(set(found) & {file.removesuffix(".gz") for file in found if file.endswith(".gz")})
     if twice:
-        raise ValueError(
+        raise InputError(
             f"{field}: {pattern!r} means both {twice[0]} and {twice[0]}.gz; remove one, or name the other."
         )
     return found
@@ -121,7 +122,7 @@ def _form(field: str, rows: Sequence[Sequence[str]], allowed: Sequence[str]) -> 
     if len(forms) > 1 or not forms <= set(allowed):
         words = {"lines": "plain lines (any other name)", "tsv": "columns (.tsv)", "jsonl": "JSON Lines (.jsonl)"}
         what = "a pair of files" if len(rows[0]) == 2 else "one file or glob"
-        raise ValueError(
+        raise InputError(
             f"{field}: expected {' or '.join(words[form] for form in allowed)} for {what}, all alike, got "
             f"{', '.join(suffixes.values())}; .gz may follow."
         )
@@ -135,30 +136,49 @@ def _suffix(path: str) -> str:
 
 def _fields(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
     """The names of the texts of an example, in the order of the files or columns."""
-    if own.kind != "parallel_text":
-        names = own.names or (TEXT,)
-        if len(names) > 1 and form != "jsonl":
-            raise ValueError(f"config.data.text_features: {rows[0][0]} has one text a line; leave it unset.")
-        _check_names("text_features", names)
-        return (LABEL, *names) if own.kind == "labelled_text" else names
-    told = _keys(rows[0][0]) if form == "jsonl" else tuple(_suffix(path) for path in rows[0])
-    if form == "tsv" or any(tuple(map(_suffix, paths)) != told for paths in rows if form == "lines"):
-        told = ()
-    for name, path in zip(own.names, rows[0], strict=False) if form == "lines" and set(told) != set(own.names) else ():
-        if _suffix(path) in own.names and _suffix(path) != name:
-            raise ValueError(
-                f"config.data.languages: {', '.join(own.names)} would take {path} for {name!r}; name them in the order "
-                "of the files."
-            )
-    names = told if not own.names or set(told) == set(own.names) else own.names
+    if own.kind == "parallel_text":
+        return _sides(own, rows, form)
+    names = own.names or (TEXT,)
+    if len(names) > 1 and form != "jsonl":
+        raise InputError(f"config.data.text_features: {rows[0][0]} has one text a line; leave it unset.")
+    _check_names("text_features", names)
+    return (LABEL, *names) if own.kind == "labelled_text" else names
+
+
+def _sides(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
+    """The names of source and target: those of the config, else those that the files have, else `SIDES`."""
+    found = _names_in_files(rows, form)
+    same_names = set(found) == set(own.names)
+    if form == "lines" and not same_names:
+        _check_order(own.names, rows[0])
+    names = found if not own.names or same_names else own.names
     if form == "jsonl" and len(names) != 2:
-        raise ValueError(
-            f"config.data.languages: the first line of {rows[0][0]} has the keys {', '.join(told) or 'none'}; name the "
-            "two to translate between."
+        raise InputError(
+            f"the first line of {rows[0][0]} has the keys {', '.join(found) or 'none'}; name the "
+            "two to translate between.",
+            where="config.data.languages",
         )
     names = names if len(set(names)) == 2 and all(names) else SIDES
     _check_names("languages", names)
     return names
+
+
+def _names_in_files(rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
+    """The keys of JSON Lines, or the endings of pairs of files if all pairs have the same; else nothing."""
+    if form == "jsonl":
+        return _keys(rows[0][0])
+    endings = {tuple(map(_suffix, paths)) for paths in rows}
+    return endings.pop() if form == "lines" and len(endings) == 1 else ()
+
+
+def _check_order(names: Sequence[str], paths: Sequence[str]) -> None:
+    """Refuses names of languages in another order than the files that end in them."""
+    for name, path in zip(names, paths, strict=False):
+        if _suffix(path) in names and _suffix(path) != name:
+            raise InputError(
+                f"{', '.join(names)} would take {path} for {name!r}; name them in the order of the files.",
+                where="config.data.languages",
+            )
 
 
 def _keys(path: str) -> tuple[str, ...]:
@@ -173,23 +193,23 @@ def _keys(path: str) -> tuple[str, ...]:
 def _check_names(field: str, names: Sequence[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name) or name in TAKEN:
-            raise ValueError(f"config.data.{field}: {name!r} cannot be the name of a text; use letters and digits.")
+            raise InputError(f"config.data.{field}: {name!r} cannot be the name of a text; use letters and digits.")
 
 
 def _check_same_languages(found: Mapping[str, Corpus]) -> None:
     if len({frozenset(corpus.fields) for corpus in found.values()}) > 1:
         listed = ", ".join(f"{split}_files have {' and '.join(corpus.fields)}" for split, corpus in found.items())
-        raise ValueError(f"config.data.languages: {listed}; name the two sides, as ('en', 'de') does.")
+        raise InputError(f"{listed}; name the two sides, as ('en', 'de') does.", where="config.data.languages")
 
 
 def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
     """The labels of the training split, sorted.
 
     Raises:
-      ValueError: there is no such split, or it has less than two, or so many that they must be something else.
+      InputError: there is no such split, or it has less than two, or so many that they must be something else.
     """
     if "train" not in found:
-        raise ValueError("config.data.train_files: they name the labels of labelled_text, and there are none.")
+        raise InputError("config.data.train_files: they name the labels of labelled_text, and there are none.")
     labels, faults, path = set(), [], found["train"].rows[0][0]
     for example in found["train"]:
         if example.texts is not None:
@@ -197,10 +217,10 @@ def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
         elif not faults:
             faults += example.faults
         if len(labels) > MOST_LABELS:
-            raise ValueError(f"{path}: over {MOST_LABELS:,} different labels; expected the label first, then the text.")
+            raise InputError(f"{path}: over {MOST_LABELS:,} different labels; expected the label first, then the text.")
     if len(labels) < 2:
         first = [f"; the first fault is {fault.sort} at {fault.where} ({fault.what})" for fault in faults]
-        raise ValueError(f"{path}: expected two labels or more, got {', '.join(labels) or 'none'}{''.join(first)}.")
+        raise InputError(f"{path}: expected two labels or more, got {', '.join(labels) or 'none'}{''.join(first)}.")
     return tuple(sorted(labels))
 
 
@@ -212,7 +232,7 @@ def digests(found: Mapping[str, Corpus], record: Path) -> dict[str, str]:
         impossible to write.
 
     Raises:
-      ValueError: a file cannot be read, or changes meanwhile.
+      InputError: a file cannot be read, or changes meanwhile.
     """
     known = _read_record(record)
     before, result = dict(known), {}
@@ -223,9 +243,9 @@ def digests(found: Mapping[str, Corpus], record: Path) -> dict[str, str]:
             trusted = name in known and known[name][0] == identity
             result[path] = known[name][1] if trusted else _digest(path)
             if _identity(path) != identity:
-                raise ValueError(f"{path}: it changes while it is read; wait until it is written.")
+                raise InputError(f"{path}: it changes while it is read; wait until it is written.")
         except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}.") from error
+            raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
         if max(identity[3:]) / 1e9 < now - SETTLED:  # so a later change cannot bear the same times
             known[name] = [identity, result[path]]
     if known != before:

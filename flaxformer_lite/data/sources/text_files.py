@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import UNREADABLE, open_bytes, why_unreadable
 
 SORTS = (
@@ -82,7 +83,7 @@ class Corpus:
     labels: tuple[str, ...] | None = None
 
     def __iter__(self) -> Iterator[Example]:
-        """All examples in their order, faulty ones too; raises ValueError for what is refused in any case."""
+        """All examples in their order, faulty ones too; raises InputError for what is refused in any case."""
         per_file = 1 if self.form == "lines" else len(self.fields)
         for paths in self.rows:
             for number, lines in enumerate(_side_by_side(paths, longest=self.longest_line), start=1):
@@ -161,13 +162,13 @@ def _check_text(text: str) -> None:
 
 
 def _side_by_side(paths: Sequence[str], *, longest: int) -> Iterator[tuple[bytes, ...]]:
-    """Line n of each file together; raises ValueError if one has fewer than another."""
+    """Line n of each file together; raises InputError if one has fewer than another."""
     sides = [lines(path, longest=longest) for path in paths]
     for number, together in enumerate(itertools.zip_longest(*sides)):
         if None in together:
             rest = zip(paths, together, sides, strict=True)
             counts = [(path, number + (line is not None) + sum(1 for _ in side)) for path, line, side in rest]
-            raise ValueError(
+            raise InputError(
                 f"{' and '.join(f'{path} has {count:,}' for path, count in counts)} lines: which of them belong "
                 "together is not known; give files that are aligned line by line."
             )
@@ -178,7 +179,7 @@ def lines(path: str, *, longest: int) -> Iterator[bytes]:
     """The lines of a file without their ends; of one of more than `longest` bytes only a beginning of more.
 
     Raises:
-      ValueError: the file cannot be read to its end.
+      InputError: the file cannot be read to its end.
     """
     limit, number = longest + len(codecs.BOM_UTF8 + b"\r\n") + 1, 0
     try:
@@ -192,7 +193,7 @@ def lines(path: str, *, longest: int) -> Iterator[bytes]:
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
                 number += 1
     except UNREADABLE as error:
-        raise ValueError(
+        raise InputError(
             f"{path}, after line {number:,}: cannot be read ({why_unreadable(error)}); put a whole file there."
         ) from error
 
@@ -259,7 +260,7 @@ def check(corpora: Mapping[str, Corpus], listing: TextIO | None) -> dict[str, Fo
       listing: takes a line for each fault, and counts at its end; None: faults are refused.
 
     Raises:
-      ValueError: there is a fault and no listing, or what is refused in any case.
+      InputError: there is a fault and no listing, or what is refused in any case.
     """
     found = {split: Found() for split in corpora}
     for split, corpus in corpora.items():
@@ -271,11 +272,11 @@ def check(corpora: Mapping[str, Corpus], listing: TextIO | None) -> dict[str, Fo
         listing.writelines(f"{split}: {counted.counts()}\n" for split, counted in found.items())
     elif any(counted.faulty for counted in found.values()):
         told = [f"{split}: {counted.counts()}. They are: {counted.where()}" for split, counted in found.items()]
-        raise ValueError(
+        raise InputError(
             f"{'. '.join(text for text, counted in zip(told, found.values(), strict=True) if counted.faulty)}. "
             "Mend them, or list all of them and leave these examples out with data.faults=drop."
         )
     for split, counted in found.items():
         if not counted.shards:
-            raise ValueError(f"{corpora[split].rows[0][0]}: no example for the {split} split, {counted.counts()}.")
+            raise InputError(f"{corpora[split].rows[0][0]}: no example for the {split} split, {counted.counts()}.")
     return found

@@ -30,6 +30,7 @@ import tqdm
 from flaxformer_lite.data.sources.examples import Reader
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import locked
 
 FORMAT = 1
@@ -111,7 +112,7 @@ def _written(folder: Path) -> Ragged:
 
 def _mapped(file: Path, dtype: str, count: int) -> np.ndarray:
     if file.stat().st_size != count * np.dtype(dtype).itemsize:
-        raise ValueError(f"{file}: expected {count} numbers of type {dtype}.")
+        raise InputError(f"{file}: expected {count} numbers of type {dtype}.")
     return np.asarray(np.memmap(file, dtype, "r")) if count else np.empty(0, dtype)  # no file of length 0 is mapped
 
 

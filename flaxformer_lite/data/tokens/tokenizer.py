@@ -12,6 +12,7 @@ import numpy as np
 import sentencepiece
 
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 
 # SentencePiece writes a space as U+2581, so one in the text would come back as a space. It is escaped with a
@@ -35,16 +36,16 @@ def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
       kind: 'unigram' or 'bpe'.
 
     Raises:
-      ValueError: the sentences cannot fill `vocab_size` pieces, or there are none; or a kind that is not trained.
+      InputError: the sentences cannot fill `vocab_size` pieces, or there are none; or a kind that is not trained.
     """
     if kind not in ("unigram", "bpe"):
-        raise ValueError(
+        raise InputError(
             f"config.data.tokenizer: {kind!r} comes with a model (flaxformer-lite import) and is not trained; use "
             "'unigram' or 'bpe'."
         )
     texts = [escape(text) for text in sentences]
     if not any(texts):
-        raise ValueError("The tokenizer got no text to train on: the training split has no words.")
+        raise InputError("The tokenizer got no text to train on: the training split has no words.")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -67,7 +68,7 @@ def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
         )
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise ValueError(
+        raise InputError(
             f"config.data.vocab_size: no tokenizer of {vocab_size} pieces fits this text: {reason}"
         ) from error
     return model.getvalue()
@@ -104,18 +105,18 @@ def unescape(text: str) -> str:
 
 
 def load(path: Path) -> "Tokenizer | MarianTokenizer":
-    """The tokenizer in the file `path`; raises ValueError if it holds none."""
+    """The tokenizer in the file `path`; raises InputError if it holds none."""
     is_archive = path.is_file() and path.read_bytes()[:2] == b"PK"
     return MarianTokenizer(path) if is_archive else Tokenizer(path)
 
 
 def open_model(content: bytes) -> sentencepiece.SentencePieceProcessor:
-    """The SentencePiece model with these bytes; raises ValueError if they are none."""
+    """The SentencePiece model with these bytes; raises InputError if they are none."""
     model = sentencepiece.SentencePieceProcessor()
     try:
         model.LoadFromSerializedProto(content)  # the constructor takes an empty file for no file
     except RuntimeError as error:
-        raise ValueError(str(error)) from error
+        raise InputError(str(error)) from error
     return model
 
 
@@ -123,12 +124,12 @@ class Tokenizer:
     """A trained model: text to ids and back. Ids hold no start or end symbol. Both sides have the same pieces."""
 
     def __init__(self, path: Path):
-        """Raises ValueError if `path` is no SentencePiece model."""
+        """Raises InputError if `path` is no SentencePiece model."""
         try:
             model = path.read_bytes()
             self._pieces = open_model(model)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: expected a SentencePiece model, got {error}") from error
+            raise InputError(f"{path}: expected a SentencePiece model, got {error}") from error
         self.content = model
         self.vocab_size: int = self._pieces.vocab_size()
         self.fingerprint: str = hashlib.sha256(model).hexdigest()
@@ -179,7 +180,7 @@ class MarianTokenizer:
     SIDES = ("source", "target")
 
     def __init__(self, path: Path):
-        """Raises ValueError if `path` is not what `pack` writes."""
+        """Raises InputError if `path` is not what `pack` writes."""
         try:
             self.content = path.read_bytes()
             with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
@@ -188,7 +189,7 @@ class MarianTokenizer:
             self._models = {side: open_model(self.files[f"{side}.spm"]) for side in self.SIDES}
             self.vocabulary = {side: json.loads(self.files[self._vocabulary_file(side)]) for side in self.SIDES}
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path}: expected the tokenizer of a Marian model, got {error}") from error
+            raise InputError(f"{path}: expected the tokenizer of a Marian model, got {error}") from error
         self.fingerprint: str = hashlib.sha256(self.content).hexdigest()
         self.theirs = {side: their_ids(self.vocabulary[side], self.special) for side in self.SIDES}
         self.vocab_size: int = max(map(len, self.theirs.values()))
@@ -242,8 +243,8 @@ class MarianTokenizer:
         return {f"{side}.spm": self.files[f"{side}.spm"] for side in self.SIDES}
 
     def table(self) -> tuple[dict[str, tuple[int, float]], list[int]]:
-        """Raises ValueError: what draws its ways to cut a text knows one model, which has a piece for each byte."""
-        raise ValueError("config.data.subword_sampling: an imported tokenizer cuts a text in one way; set it to 0.")
+        """Raises InputError: what draws its ways to cut a text knows one model, which has a piece for each byte."""
+        raise InputError("config.data.subword_sampling: an imported tokenizer cuts a text in one way; set it to 0.")
 
     def pieces(self, ids: Iterable[int], *, side: str = "source") -> list[str]:
         """The text of each id by itself, with its spaces; a special symbol by its name, such as '<s>'."""
