@@ -105,8 +105,8 @@ def attention(sizes: Sizes) -> Result:
     import jax.numpy as jnp
 
     from flaxformer_lite.model import backends
-    from flaxformer_lite.model.attention import dot_product_scores, mix, softmax
-    from flaxformer_lite.model.masks import Pattern, Places
+    from flaxformer_lite.model.attention import dot_product_scores, softmax, weighted_sum
+    from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 
     B, L, H, K = sizes.rows
     rng = np.random.default_rng(0)
@@ -115,10 +115,10 @@ def attention(sizes: Sizes) -> Result:
     index_1L, length_B1 = np.arange(L)[None], np.linspace(L, L // 8, B).astype(int)[:, None]
     padded_BL = (index_1L < length_B1).astype(np.int32)
     packed_BL = padded_BL * (1 + (index_1L >= length_B1 // 2))
-    padded, packed = Places.of(padded_BL), Places.of(padded_BL, packed_BL)
+    padded, packed = TokenPositions.of(padded_BL), TokenPositions.of(padded_BL, packed_BL)
     patterns = {
-        f"{name}, {rows}": Pattern(places, places, causal=causal, window=window)
-        for rows, places in (("padded", padded), ("packed", packed))
+        f"{name}, {rows}": AttentionMask(positions, positions, causal=causal, window=window)
+        for rows, positions in (("padded", padded), ("packed", packed))
         for name, causal, window in (
             ("full", False, None),
             ("causal", True, None),
@@ -128,35 +128,35 @@ def attention(sizes: Sizes) -> Result:
     }
     real = padded_BL[:, :, None, None]  # what padding gets is of no interest
 
-    def reference(query, key, value, pattern):
-        return mix(softmax(dot_product_scores(query, key), pattern.mask()), value)
+    def reference(query, key, value, mask):
+        return weighted_sum(softmax(dot_product_scores(query, key), mask.array()), value)
 
-    def refusal(backend: str, dtype: str, pattern: Pattern) -> str | None:
+    def refusal(backend: str, dtype: str, mask: AttentionMask) -> str | None:
         query = jax.ShapeDtypeStruct(sizes.rows, dtype)
         try:
-            backends.choose(backend, query, query, pattern, None)
+            backends.choose(backend, query, query, mask, None)
         except ValueError as error:
             return str(error).split(": ", 2)[-1].partition(";")[0]
 
-    def results(backend: str, dtype: str, wanted: dict[str, Pattern]) -> dict[str, list[np.ndarray]]:
+    def results(backend: str, dtype: str, wanted: dict[str, AttentionMask]) -> dict[str, list[np.ndarray]]:
         """Values, and gradients by queries, keys and values, for each pattern; one program."""
         attend = reference if backend == "reference" else functools.partial(backends.attend, backend)
 
-        def of_pattern(inputs, pattern):
+        def of_pattern(inputs, mask):
             def loss(inputs):
-                mixed = attend(*inputs, pattern).astype(jnp.float32)
+                mixed = attend(*inputs, mask).astype(jnp.float32)
                 return jnp.sum(mixed * weight * real), mixed * real
 
             gradients, mixed = jax.grad(loss, has_aux=True)(inputs)
             return [mixed, *gradients]
 
-        run = jax.jit(lambda inputs: {name: of_pattern(inputs, pattern) for name, pattern in wanted.items()})
+        run = jax.jit(lambda inputs: {name: of_pattern(inputs, mask) for name, mask in wanted.items()})
         with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
             found = run([jnp.asarray(x, dtype) for x in inputs])
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
     def differences(backend: str, dtype: str) -> Result:
-        refused = {name: why for name, pattern in patterns.items() if (why := refusal(backend, dtype, pattern))}
+        refused = {name: why for name, mask in patterns.items() if (why := refusal(backend, dtype, mask))}
         if len(refused) == len(patterns):
             return {"refused": ", ".join(sorted(set(refused.values())))}
         try:

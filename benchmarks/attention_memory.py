@@ -21,7 +21,7 @@ import numpy as np
 
 from flaxformer_lite.model import backends
 from flaxformer_lite.model.attention import dot_product_attention
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 
 HEADS, D_HEAD = 8, 64
 NAMES = ("reference", "blockwise")
@@ -29,11 +29,11 @@ NAMES = ("reference", "blockwise")
 
 def loss(query_BTHK: jax.Array, key_BSHK: jax.Array, value_BSHK: jax.Array, name: str) -> jax.Array:
     """The sum of what causal attention gives."""
-    places = Places.at(jnp.arange(query_BTHK.shape[1]))
-    pattern = Pattern(places, places, causal=True)
+    positions = TokenPositions.at(jnp.arange(query_BTHK.shape[1]))
+    mask = AttentionMask(positions, positions, causal=True)
     if name == "reference":
-        return dot_product_attention(query_BTHK, key_BSHK, value_BSHK, pattern.mask())[0].sum()
-    return backends.attend(name, query_BTHK, key_BSHK, value_BSHK, pattern).sum()
+        return dot_product_attention(query_BTHK, key_BSHK, value_BSHK, mask.array())[0].sum()
+    return backends.attend(name, query_BTHK, key_BSHK, value_BSHK, mask).sum()
 
 
 def measure(name: str, length: int, *, repeats: int, limit_bytes: float) -> dict:

@@ -191,13 +191,13 @@ def evaluate_run(
       InputError: there is no such split, it has not as many examples as references, or the model translates nothing.
         Or files of one's own text are not those that the run was trained with.
     """
-    config = run.config
+    config, data = run.config, run.config.data
     if (references or bootstrap) and config.model.architecture != "encoder_decoder":
         flag = "--references" if references else "--bootstrap"
         raise InputError(f"{flag}: goes with translations, and a {config.model.architecture!r} makes none.")
     dataset = _dataset_of(run)
-    roles = {role: getattr(config.data, f"{role}_split") for role in pipeline.ROLES}
-    examples = pipeline.read_split(dataset.part(split), roles.get(split, split), run.tokenizer, config)
+    named = {"train": data.train_split, "validation": data.validation_split, "test": data.test_split}
+    examples = pipeline.read_split(dataset.part(split), named.get(split, split), run.tokenizer, config)
     if references:
         counts = {name: len(texts) for name, texts in references.items()}
         scoring.check_counts({f"the {split} split": len(examples.texts), **counts})

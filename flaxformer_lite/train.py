@@ -140,7 +140,7 @@ def _create(workdir: Path, config: Config, same_result: bool) -> Workdir:
 def find_start(run: Run) -> Start:
     """Reads the newest checkpoint, if there is one, and the scores of all evaluations up to it."""
     imported = workdir_lib.is_untrained(run.paths.path)
-    abstract_parts = run.mode.held(to_parts(run.abstract_state))
+    abstract_parts = run.mode.abstract(to_parts(run.abstract_state))
     restored = None if imported else run.checkpoints.restore_newest(abstract_parts)
     if restored is None:
         return Start(0, None, {}, imported)
@@ -200,7 +200,7 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, evaluate.Evaluator]:
 
 def _with_imported_weights(run: Run, state: TrainState) -> TrainState:
     """`state` with the imported weights of step 0 as its parameters, and as their moving average."""
-    abstract = run.mode.held({"params": run.abstract_state.params})
+    abstract = run.mode.abstract({"params": run.abstract_state.params})
 
     def weights() -> dict:  # read once for each use, so that no buffer is shared
         return run.mode.put_state(run.checkpoints.restore(0, abstract)[0]["params"])
@@ -211,7 +211,7 @@ def _with_imported_weights(run: Run, state: TrainState) -> TrainState:
 def finish(trainer: Trainer, evaluator: evaluate.Evaluator) -> None:
     """Evaluates the result, the best parameters or the average that the config asks for, on the test split."""
     run, config = trainer.run, trainer.run.config
-    abstract_params = run.mode.held(run.abstract_state.params)
+    abstract_params = run.mode.abstract(run.abstract_state.params)
     params, _, origin = trained.restore(run.checkpoints, abstract_params, config)
     run.checkpoints.close()
     read_test = functools.partial(pipeline.read_part, run.dataset, "test", trainer.data.tokenizer, config)

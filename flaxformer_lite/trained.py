@@ -269,7 +269,7 @@ def _load(
         checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=schedule(config), read_only=True)
     if checkpoints is None or not checkpoints.steps():
         raise InputError(f"{workdir}: there is no checkpoint yet; train this run first.")
-    held = parallel.MeshMode(mesh).held(shapes)
+    held = parallel.MeshMode(mesh).abstract(shapes)
     params, record, origin = restore(checkpoints, held, config, average=average, parameters=parameters)
     checkpoints.close()
     if record["tokenizer"] != tokenizer.fingerprint:  # so the ids of one are not the ids of the other

@@ -18,14 +18,14 @@ from flaxformer_lite.model.attention import (
     dot_product_scores,
     repeat_heads,
 )
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 B, T, S, H, K = 2, 5, 7, 3, 11
 CONFIG = ModelConfig(d_model=13, num_heads=H, d_head=K, backend="reference")
-SOME_PLACES = Places.of(np.array([[7, 5, 6, 4, 3, 2, 0], [7, 5, 6, 2, 0, 0, 0]]))  # of S tokens, some padding
-PATTERN = Pattern(Places.at(np.arange(T)), SOME_PLACES)
+SOME_PLACES = TokenPositions.of(np.array([[7, 5, 6, 4, 3, 2, 0], [7, 5, 6, 2, 0, 0, 0]]))  # of S tokens, some padding
+PATTERN = AttentionMask(TokenPositions.at(np.arange(T)), SOME_PLACES)
 
 
 def draw(seed, *shape):
@@ -144,9 +144,9 @@ def test_additive_scores_are_a_network_with_one_hidden_layer():
 
 
 @functools.cache
-def drawn(config, among_itself=False):
+def drawn(config, is_self_attention=False):
     """Drawn parameters (biases too), inputs, and jitted attention to x and memory: output, and the weights sown."""
-    module = MultiHeadAttention(config, among_itself=among_itself)
+    module = MultiHeadAttention(config, is_self_attention=is_self_attention)
     x, memory = draw(4, B, T, config.d_model), draw(5, B, S, config.d_model)
     shapes = jax.eval_shape(module.init, jax.random.key(0), x, memory, PATTERN)["params"]
     leaves, tree = jax.tree.flatten(shapes)
@@ -202,7 +202,7 @@ def test_six_heads_over_a_width_of_300_give_every_query_a_vector_of_that_width()
     module = MultiHeadAttention(ModelConfig(d_model=300, num_heads=6))
     x, memory = np.zeros((64, 12, 300)), np.zeros((64, 10, 300))
     attend = functools.partial(module.init_with_output, mutable=["params", "intermediates"])
-    pattern = Pattern(Places.at(np.arange(12)), Places.at(np.arange(10)))
+    pattern = AttentionMask(TokenPositions.at(np.arange(12)), TokenPositions.at(np.arange(10)))
     output, variables = jax.eval_shape(attend, jax.random.key(0), x, memory, pattern)
     assert output.shape == (64, 12, 300)
     assert variables["intermediates"]["attention_weights"][0].shape == (64, 6, 12, 10)
@@ -210,7 +210,7 @@ def test_six_heads_over_a_width_of_300_give_every_query_a_vector_of_that_width()
 
 def test_the_head_size_is_the_width_over_the_heads_if_none_is_given():
     module, x = MultiHeadAttention(ModelConfig(d_model=15, num_heads=3)), np.zeros((B, S, 15), np.float32)
-    pattern = Pattern(SOME_PLACES, SOME_PLACES)
+    pattern = AttentionMask(SOME_PLACES, SOME_PLACES)
     shapes = jax.eval_shape(module.init, jax.random.key(0), x, x, pattern)["params"]
     assert shapes["query"]["kernel"].shape == (15, 3, 5)
     assert shapes["out"]["kernel"].shape == (3, 5, 15)
@@ -260,12 +260,14 @@ def test_attention_dropout_zeroes_weights_by_row_and_leaves_those_that_are_asked
     ],
 )
 def test_a_gradient_reaches_the_tokens_within_the_window_and_no_other(options, picture):
-    params, *_, attend = drawn(CONFIG, among_itself=True)
-    places = Places.of(np.array([[7, 5, 6, 4, 3, 2, 0]]))
+    params, *_, attend = drawn(CONFIG, is_self_attention=True)
+    positions = TokenPositions.of(np.array([[7, 5, 6, 4, 3, 2, 0]]))
     x_SD, mixture_D = draw(1, S, CONFIG.d_model), draw(2, CONFIG.d_model)
 
     def outputs(x_SD):
-        return attend(params, x_SD[None], x_SD[None], Pattern(places, places, **options))[0][0, :6] @ mixture_D
+        return (
+            attend(params, x_SD[None], x_SD[None], AttentionMask(positions, positions, **options))[0][0, :6] @ mixture_D
+        )
 
     reached = np.abs(jax.jacrev(outputs)(x_SD)).max(axis=-1) > 0
     np.testing.assert_array_equal(reached, [[cell == "1" for cell in line] for line in picture.split()])
@@ -274,9 +276,9 @@ def test_a_gradient_reaches_the_tokens_within_the_window_and_no_other(options, p
 @pytest.mark.parametrize("attention", CHOICES["model.attention"])
 def test_a_query_that_may_attend_to_nothing_is_finite_and_so_are_its_gradients(attention):
     params, x, memory, attend = drawn(dataclasses.replace(CONFIG, attention=attention))
-    empty = Places.of(np.zeros((B, S), int))
-    pattern = Pattern(PATTERN.query, empty)
-    assert not pattern.mask().any()
+    empty = TokenPositions.of(np.zeros((B, S), int))
+    pattern = AttentionMask(PATTERN.query, empty)
+    assert not pattern.array().any()
     total = lambda *inputs: sum((part**2).sum() for part in attend(*inputs, pattern))  # noqa: E731
     value, gradients = jax.value_and_grad(total, argnums=(0, 1, 2))(params, x, memory)
     assert np.isfinite(value)

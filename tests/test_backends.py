@@ -14,8 +14,8 @@ import runs
 
 from flaxformer_lite.config import with_vocabulary
 from flaxformer_lite.model import backends, devices
-from flaxformer_lite.model.attention import dot_product_scores, mix, repeat_heads, softmax
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.attention import dot_product_scores, repeat_heads, softmax, weighted_sum
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import T5_BUCKETS, clipped_offset, offsets, t5_bucket
 from flaxformer_lite.training import parallel, step
 
@@ -51,13 +51,13 @@ def qkv(num_kv_heads=H, query_length=T, key_length=T):
 
 def within(segment_BL, *, causal=False, window=None):
     """Self-attention: queries and keys stand at the same places."""
-    places = Places.of(segment_BL, segment_BL)
-    return Pattern(places, places, causal=causal, window=window)
+    places = TokenPositions.of(segment_BL, segment_BL)
+    return AttentionMask(places, places, causal=causal, window=window)
 
 
 def across(ids):
     """Attention to another text: `ids` of the queries and of the keys."""
-    return Pattern(*map(Places.of, ids))
+    return AttentionMask(*map(TokenPositions.of, ids))
 
 
 def learned_bias(table_RH, vector_RK):
@@ -81,7 +81,7 @@ def reference(query, key, value, pattern, bias=None):
     scores = dot_product_scores(query, repeat_heads(key, query))
     if bias is not None:
         scores += jnp.broadcast_to(bias(query, pattern.query.position_BL, pattern.key.position_BL), scores.shape)
-    return mix(softmax(scores, pattern.mask()), repeat_heads(value, query))
+    return weighted_sum(softmax(scores, pattern.array()), repeat_heads(value, query))
 
 
 COMPUTE = {
@@ -111,7 +111,7 @@ def compiled(backend, make_pattern, biased):
 
 def results(backend, inputs, make_pattern, segments, kind=None):
     """What queries that see something get, and the gradients of a weighted sum of it. `kind`: None passes no bias."""
-    mask = np.asarray(make_pattern(segments).mask())
+    mask = np.asarray(make_pattern(segments).array())
     sees_BT = np.broadcast_to(mask.any(axis=(1, 3)), inputs[0].shape[:2])
     weight = draw(5, *inputs[0].shape) * sees_BT[:, :, None, None]
     run = compiled(backend, make_pattern, kind is not None)
@@ -185,13 +185,17 @@ def test_the_kernel_for_nvidia_gpus_is_told_what_gives_the_values_of_the_referen
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", the_same_in_xla)
     inputs = qkv(GROUPS["grouped"])
-    places = Places.of(PADDED)
-    for pattern in (Pattern(places, places), Pattern(places, places, causal=True), Pattern(ONE_TEXT, places)):
-        sees_BT = np.asarray(pattern.mask()).any(axis=(1, 3))
+    places = TokenPositions.of(PADDED)
+    for pattern in (
+        AttentionMask(places, places),
+        AttentionMask(places, places, causal=True),
+        AttentionMask(ONE_TEXT, places),
+    ):
+        sees_BT = np.asarray(pattern.array()).any(axis=(1, 3))
         mixed, expected = backends.attend("cudnn", *inputs, pattern), reference(*inputs, pattern)
         np.testing.assert_allclose(mixed[sees_BT], expected[sees_BT], atol=1e-5)
-    empty = Places.of(np.zeros((B, T), np.int32))
-    backends.attend("cudnn", *inputs, Pattern(empty, empty, causal=True))
+    empty = TokenPositions.of(np.zeros((B, T), np.int32))
+    backends.attend("cudnn", *inputs, AttentionMask(empty, empty, causal=True))
     assert set(asked) == {"cudnn"}
 
 
@@ -261,13 +265,13 @@ def test_blocks_that_no_query_sees_are_not_read(segments, options, unread, rows)
     key, value = (np.array(x) for x in (key, value))
     key[:, unread] = value[:, unread] = np.nan
     mixed = COMPUTE["blockwise"](query, key, value, within(segments, **options))[:, rows]
-    seen_BT = np.asarray(within(segments, **options).mask()).any(axis=(1, 3))[:, rows]
+    seen_BT = np.asarray(within(segments, **options).array()).any(axis=(1, 3))[:, rows]
     np.testing.assert_allclose(mixed[seen_BT], expected[seen_BT], atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": 2}, {"causal": True, "window": 2}])
 def test_queries_that_do_not_stand_where_the_keys_do_skip_by_position(options):
-    pattern = Pattern(Places.at(jnp.arange(3, 8)), Places.at(jnp.arange(T)), **options)
+    pattern = AttentionMask(TokenPositions.at(jnp.arange(3, 8)), TokenPositions.at(jnp.arange(T)), **options)
     query, key, value = qkv()[0][:, :5], *qkv()[1:]
     mixed = backends.blockwise(query, key, value, pattern, block=4)
     np.testing.assert_allclose(mixed, reference(query, key, value, pattern), atol=1e-5)
@@ -302,8 +306,8 @@ def traced_gradients(attend, length):
 
     def loss(inputs, table_RH):
         bias = lambda query, *at: jnp.moveaxis(table_RH[t5_bucket(offsets(*at), bidirectional=False)], -1, 1)  # noqa: E731
-        places = Places.of(jnp.ones((1, length), jnp.int32))
-        return attend(*inputs, Pattern(places, places, causal=True), bias).sum()
+        places = TokenPositions.of(jnp.ones((1, length), jnp.int32))
+        return attend(*inputs, AttentionMask(places, places, causal=True), bias).sum()
 
     inputs = [jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)] * 3
     table = jax.ShapeDtypeStruct((T5_BUCKETS, 8), jnp.float32)
@@ -328,11 +332,11 @@ def test_memory_of_blocks_grows_with_the_length_and_no_faster():
     assert shorter < longer <= 2 * shorter
 
 
-ONE_TEXT = Places.of(np.ones((1, T), np.int32))
-OTHER_TEXT = Places.of(np.ones((1, S), np.int32))
-SEVERAL_TEXTS = Places.of(PACKED, PACKED)
-CAUSAL = Pattern(ONE_TEXT, ONE_TEXT, causal=True)
-PACKED_WINDOW = Pattern(SEVERAL_TEXTS, SEVERAL_TEXTS, causal=True, window=5)
+ONE_TEXT = TokenPositions.of(np.ones((1, T), np.int32))
+OTHER_TEXT = TokenPositions.of(np.ones((1, S), np.int32))
+SEVERAL_TEXTS = TokenPositions.of(PACKED, PACKED)
+CAUSAL = AttentionMask(ONE_TEXT, ONE_TEXT, causal=True)
+PACKED_WINDOW = AttentionMask(SEVERAL_TEXTS, SEVERAL_TEXTS, causal=True, window=5)
 BIAS = learned_bias(*parameters("none"))
 
 
@@ -354,7 +358,7 @@ def choose(backend, platform, *, length=512, key_length=None, dtype="bfloat16", 
         ("gpu", "blockwise", {"length": 1024}),
         ("cuda", "cudnn", {}),
         ("cuda", "cudnn", {"length": 16384}),
-        ("cuda", "cudnn", {"pattern": Pattern(ONE_TEXT, OTHER_TEXT), "key_length": 256}),
+        ("cuda", "cudnn", {"pattern": AttentionMask(ONE_TEXT, OTHER_TEXT), "key_length": 256}),
         ("cuda", "xla", {"length": 64}),
         ("cuda", "xla", {"dtype": "float32"}),
         ("cuda", "blockwise", {"dtype": "float32", "length": 1024}),

@@ -10,7 +10,7 @@ import pytest
 
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.embeddings import Inputs, Output, project, token_embedding
-from flaxformer_lite.model.masks import Places
+from flaxformer_lite.model.masks import TokenPositions
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -40,8 +40,8 @@ def test_logits_are_products_with_the_embeddings_or_untied_with_a_matrix_of_thei
 def test_gradients_of_a_frequent_token_are_summed_in_float32_whatever_activations_are():
     config = CONFIG(dtype="bfloat16", d_model=16, dropout=0.0)
     inputs, ids_1L = Inputs(config, token_embedding(config)), jnp.full((1, 4099), 5)
-    apply = functools.partial(inputs.apply, ids_BL=ids_1L, places=Places.of(ids_1L))
-    params = inputs.init(jax.random.key(0), ids_1L, Places.of(ids_1L))
+    apply = functools.partial(inputs.apply, ids_BL=ids_1L, positions=TokenPositions.of(ids_1L))
+    params = inputs.init(jax.random.key(0), ids_1L, TokenPositions.of(ids_1L))
     assert apply(params).dtype == jnp.bfloat16
     gradient = jax.jit(jax.grad(lambda params: apply(params).astype(jnp.float32).sum()))(params)
     (table_VD,) = jax.tree.leaves(gradient)

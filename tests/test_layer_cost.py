@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.model.attention import dot_product_attention
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 
 pytestmark = pytest.mark.slow  # what it tests is a benchmark
 FILE = Path(__file__).parent.parent / "benchmarks" / "layer_cost.py"
@@ -161,8 +161,8 @@ def test_layers_through_which_the_first_token_never_comes_have_no_path(layer_cos
 @pytest.mark.parametrize(("length", "window"), [(3, 5), (10, 5), (11, 5)])
 def test_the_band_is_attention_with_a_mask_of_that_window(layer_cost, length, window):
     query, key, value = normal(3, 2, length, 3, 7)
-    places = Places.at(jnp.arange(length))
-    mask = Pattern(places, places, window=window).mask()
+    positions = TokenPositions.at(jnp.arange(length))
+    mask = AttentionMask(positions, positions, window=window).array()
 
     def of(attend):
         return jax.jit(jax.value_and_grad(lambda *qkv: jnp.sin(attend(*qkv)).sum(), argnums=(0, 1, 2)))

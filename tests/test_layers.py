@@ -13,11 +13,14 @@ from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.model import layers, positions
 from flaxformer_lite.model.attention import MultiHeadAttention
 from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, FeedForward, Residual, make_norm
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 
 B, T, S, D = 2, 5, 7, 13
 CONFIG = ModelConfig(d_model=D, num_heads=3, d_head=11, d_ff=17, norm_epsilon=0.01, dropout=0.5, backend="reference")
-SOURCE, TARGET = Places.of(np.array([[7, 5, 6, 4, 2, 0, 0], [7, 5, 6, 4, 3, 8, 2]])), Places.at(np.arange(T))
+SOURCE, TARGET = (
+    TokenPositions.of(np.array([[7, 5, 6, 4, 2, 0, 0], [7, 5, 6, 4, 3, 8, 2]])),
+    TokenPositions.at(np.arange(T)),
+)
 ACTIVATIONS = {
     "relu": lambda x: max(0.0, x),
     "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,  # Hendrycks 2016, section 2, and its approximation
@@ -156,21 +159,21 @@ def bias_by_distance(query_BTHK, query_position_BT, key_position_BS):
     return positions.alibi(query_position_BT, key_position_BS, num_heads=3)
 
 
-def attended(params, x, memory, pattern, bias=None):
-    attend = jax.jit(lambda x, memory: MultiHeadAttention(CONFIG).apply({"params": params}, x, memory, pattern, bias))
+def attended(params, x, memory, mask, bias=None):
+    attend = jax.jit(lambda x, memory: MultiHeadAttention(CONFIG).apply({"params": params}, x, memory, mask, bias))
     return attend(jnp.asarray(x, jnp.float32), jnp.asarray(memory, jnp.float32))
 
 
 @pytest.mark.parametrize("placement", CHOICES["model.norm_placement"])
 def test_an_encoder_layer_attends_to_itself_and_then_feeds_forward(placement):
-    x, pattern = draw(0, B, S, D), Pattern(SOURCE, SOURCE)
+    x, mask = draw(0, B, S, D), AttentionMask(SOURCE, SOURCE)
     module = EncoderLayer(choosing(norm_placement=placement))
-    params, apply = drawn(module, x, pattern, bias=bias_by_distance)
-    attend = lambda x: attended(params["self_attention"], x, x, pattern, bias_by_distance)  # noqa: E731
+    params, apply = drawn(module, x, mask, bias=bias_by_distance)
+    attend = lambda x: attended(params["self_attention"], x, x, mask, bias_by_distance)  # noqa: E731
     y = in_place(placement, params["self_attention_residual"]["norm"], x, attend)
     feed = lambda y: fed_forward(params["feed_forward"], y)  # noqa: E731
     expected = in_place(placement, params["feed_forward_residual"]["norm"], y, feed)
-    np.testing.assert_allclose(apply(x, pattern), expected, atol=1e-4)
+    np.testing.assert_allclose(apply(x, mask), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("placement", CHOICES["model.norm_placement"])
@@ -179,7 +182,7 @@ def test_a_decoder_layer_attends_to_itself_then_to_an_encoder_if_there_is_one_an
     has_encoder, placement
 ):
     x, memory = draw(0, B, T, D), draw(1, B, S, D)
-    own, cross = Pattern(TARGET, TARGET, causal=True), Pattern(TARGET, SOURCE)
+    own, cross = AttentionMask(TARGET, TARGET, causal=True), AttentionMask(TARGET, SOURCE)
     module = DecoderLayer(choosing(norm_placement=placement), has_encoder)
     encoder = {"memory": memory, "cross_pattern": cross} if has_encoder else {}
     params, apply = drawn(module, x, own, bias=bias_by_distance, **encoder)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.model import masks
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 
 PACKED = jnp.array([[1, 1, 1, 2, 2, 3, 0]])  # texts of three, two and one token in a row of seven
 
@@ -24,7 +24,7 @@ def shown(mask, row=0):
 
 def of_length(length):
     """Places of `length` tokens, none of them padding."""
-    return Places.at(jnp.arange(length))
+    return TokenPositions.at(jnp.arange(length))
 
 
 def test_a_causal_mask_shows_the_present_and_the_past():
@@ -80,22 +80,22 @@ def test_one_mask_alone_stays_what_it_is_and_three_are_combined_too():
 
 
 def test_a_row_of_one_text_counts_its_tokens_from_0_and_knows_its_padding():
-    places = Places.of(jnp.array([[7, 5, 2, 0, 0], [7, 5, 6, 4, 2]]))
+    places = TokenPositions.of(jnp.array([[7, 5, 2, 0, 0], [7, 5, 6, 4, 2]]))
     np.testing.assert_array_equal(places.position_BL, [[0, 1, 2, 3, 4]])
     np.testing.assert_array_equal(places.segment_BL, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
 
 
 def test_positions_begin_again_with_each_text_of_a_packed_row():
     segment_BL = jnp.array([[1, 1, 1, 2, 2, 3, 0], [1, 2, 2, 2, 2, 0, 0]])
-    places = Places.of(jnp.ones_like(segment_BL), segment_BL)
-    assert places.packed and not Places.of(segment_BL).packed
+    places = TokenPositions.of(jnp.ones_like(segment_BL), segment_BL)
+    assert places.packed and not TokenPositions.of(segment_BL).packed
     np.testing.assert_array_equal(places.position_BL[:, :6], [[0, 1, 2, 0, 1, 0], [0, 0, 1, 2, 3, 0]])
     np.testing.assert_array_equal(places.segment_BL, segment_BL)
 
 
 def test_one_text_a_row_stands_where_it_stands_without_its_number():
     ids_BL = jnp.array([[7, 5, 2, 0, 0], [7, 5, 6, 4, 2]])
-    plain, numbered = Places.of(ids_BL), Places.of(ids_BL, (ids_BL != 0).astype(jnp.int32))
+    plain, numbered = TokenPositions.of(ids_BL), TokenPositions.of(ids_BL, (ids_BL != 0).astype(jnp.int32))
     np.testing.assert_array_equal(plain.segment_BL, numbered.segment_BL)
     is_token = np.asarray(ids_BL) != 0
     positions = np.broadcast_to(plain.position_BL, is_token.shape)
@@ -112,8 +112,8 @@ def test_one_text_a_row_stands_where_it_stands_without_its_number():
     ],
 )
 def test_a_pattern_of_a_padded_row_shows_tokens_and_to_padding_nothing(options, drawn):
-    places = Places.of(jnp.array([[7, 5, 6, 4, 2, 0, 0]]))
-    np.testing.assert_array_equal(shown(Pattern(places, places, **options).mask()), picture(drawn))
+    places = TokenPositions.of(jnp.array([[7, 5, 6, 4, 2, 0, 0]]))
+    np.testing.assert_array_equal(shown(AttentionMask(places, places, **options).array()), picture(drawn))
 
 
 @pytest.mark.parametrize(
@@ -125,28 +125,28 @@ def test_a_pattern_of_a_padded_row_shows_tokens_and_to_padding_nothing(options, 
     ],
 )
 def test_a_pattern_of_a_packed_row_is_that_of_each_text_along_the_diagonal(options, drawn):
-    places = Places.of(PACKED, PACKED)
-    np.testing.assert_array_equal(shown(Pattern(places, places, **options).mask()), picture(drawn))
+    places = TokenPositions.of(PACKED, PACKED)
+    np.testing.assert_array_equal(shown(AttentionMask(places, places, **options).array()), picture(drawn))
 
 
 def test_a_pattern_of_two_packed_rows_shows_each_text_the_other_side_of_its_pair():
     source = jnp.array([[1, 1, 2, 3, 3]])
-    mask = Pattern(Places.of(PACKED, PACKED), Places.of(source, source)).mask()
+    mask = AttentionMask(TokenPositions.of(PACKED, PACKED), TokenPositions.of(source, source)).array()
     np.testing.assert_array_equal(shown(mask), picture("11000 11000 11000 00100 00100 00011 00000"))
 
 
 @pytest.mark.parametrize("window", [None, 2])
 def test_one_step_of_decoding_sees_what_the_whole_pattern_shows_at_its_row(window):
     keys = of_length(5)
-    whole = shown(Pattern(keys, keys, causal=True, window=window).mask())
+    whole = shown(AttentionMask(keys, keys, causal=True, window=window).array())
     for index in range(5):
-        mask = Pattern(Places.at(jnp.array([index])), keys, causal=True, window=window).mask()
+        mask = AttentionMask(TokenPositions.at(jnp.array([index])), keys, causal=True, window=window).array()
         assert mask.shape == (1, 1, 1, 5)
         np.testing.assert_array_equal(shown(mask), whole[index : index + 1])
 
 
 def test_a_pattern_passes_through_jit_with_its_places_traced_and_its_options_not():
-    places = Places.of(PACKED, PACKED)
-    pattern = Pattern(places, places, causal=True, window=1)
+    places = TokenPositions.of(PACKED, PACKED)
+    pattern = AttentionMask(places, places, causal=True, window=1)
     assert len(jax.tree.leaves(pattern)) == 4
-    np.testing.assert_array_equal(jax.jit(lambda pattern: pattern.mask())(pattern), pattern.mask())
+    np.testing.assert_array_equal(jax.jit(lambda pattern: pattern.array())(pattern), pattern.array())

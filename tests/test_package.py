@@ -36,5 +36,5 @@ def test_every_requirement_has_a_lower_bound_and_nothing_but_orbax_has_an_upper_
 
 def test_the_console_script_is_the_packages_main():
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="flaxformer-lite")
-    assert script.value == "flaxformer_lite.cli.commands:main"
+    assert script.value == "flaxformer_lite.__main__:main"
     assert callable(script.load())

@@ -14,7 +14,7 @@ import pytest
 from flaxformer_lite.config import CHOICES, ModelConfig, check_model
 from flaxformer_lite.model import positions
 from flaxformer_lite.model.attention import MultiHeadAttention
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import LearnedPositions, PositionBias, PositionVectors
 
 SCHEMES = CHOICES["model.position"]
@@ -136,13 +136,13 @@ class SelfAttention(nn.Module):
     def setup(self):
         self.vectors = PositionVectors(self.config)
         self.bias = PositionBias(self.config, bidirectional=self.bidirectional)
-        self.attention = MultiHeadAttention(self.config, among_itself=True)
+        self.attention = MultiHeadAttention(self.config, is_self_attention=True)
 
     def __call__(self, x_BLD, position_L):
-        places = Places.at(position_L)
+        places = TokenPositions.at(position_L)
         vectors_1LD = self.vectors(places.position_BL)
         x_BLD = x_BLD if vectors_1LD is None else x_BLD + jnp.broadcast_to(vectors_1LD, x_BLD.shape)
-        return self.attention(x_BLD, x_BLD, Pattern(places, places, causal=not self.bidirectional), self.bias())
+        return self.attention(x_BLD, x_BLD, AttentionMask(places, places, causal=not self.bidirectional), self.bias())
 
 
 @functools.cache
@@ -183,14 +183,14 @@ def test_relative_vectors_join_the_values_too_if_asked_for():
 
 @pytest.mark.parametrize("position", SCHEMES)
 def test_attention_to_other_vectors_is_the_same_computation_whatever_the_scheme(position):
-    x_1LD, places = jnp.zeros((1, LENGTH, D)), Places.at(jnp.arange(LENGTH))
+    x_1LD, places = jnp.zeros((1, LENGTH, D)), TokenPositions.at(jnp.arange(LENGTH))
 
     def computation(position, **among):
         module = MultiHeadAttention(of_scheme(position), **among)
         call = lambda *inputs: module.init_with_output(jax.random.key(0), *inputs)  # noqa: E731
-        return str(jax.make_jaxpr(call)(x_1LD, x_1LD, Pattern(places, places)))
+        return str(jax.make_jaxpr(call)(x_1LD, x_1LD, AttentionMask(places, places)))
 
-    assert computation("relative", among_itself=True) != computation("none", among_itself=True)
+    assert computation("relative", is_self_attention=True) != computation("none", is_self_attention=True)
     assert computation(position) == computation("none")
 
 

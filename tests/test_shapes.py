@@ -14,7 +14,7 @@ import runs
 from flaxformer_lite.config import CHOICES, ModelConfig, check_model
 from flaxformer_lite.model.embeddings import Inputs
 from flaxformer_lite.model.layers import Residual
-from flaxformer_lite.model.masks import Places
+from flaxformer_lite.model.masks import TokenPositions
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
 
@@ -271,8 +271,8 @@ def test_a_text_is_classified_by_the_mean_of_its_vectors_or_by_its_first(pooling
     model, variables, apply = built(config)
 
     def encode(model, ids):
-        places = Places.of(ids)
-        return model.encoder(model.source_inputs(ids, places), places)
+        positions = TokenPositions.of(ids)
+        return model.encoder(model.source_inputs(ids, positions), positions)
 
     vectors = np.asarray(jit(lambda ids: model.apply(variables, ids, method=encode))(SOURCE), np.float64)
     pools = {"first": vectors[:, 0], "mean": np.stack([vectors[0, :6].mean(axis=0), vectors[1, :3].mean(axis=0)])}

@@ -115,7 +115,7 @@ def saved(tmp_path_factory):
 def assert_goes_on(folder, sizes: tuple[int, int, int]) -> None:
     """The checkpoint in `folder`, taken up on a mesh, has the losses of one device."""
     read = checkpoint.Checkpoints(folder, read_only=True)
-    like = way(sizes).mode.held(jax.eval_shape(lambda: way(sizes).state))
+    like = way(sizes).mode.abstract(jax.eval_shape(lambda: way(sizes).state))
     restored, _ = read.restore_newest({"state": like})
     read.close()
     for x, struct in zip(jax.tree.leaves(restored), jax.tree.leaves(like), strict=True):

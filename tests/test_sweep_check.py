@@ -66,4 +66,4 @@ def test_the_parameters_of_all_layers_count():
     model = build_model(config.model)
     ids_1L = jax.numpy.ones((1, 5), int)
     params = jax.eval_shape(model.init, jax.random.key(0), ids_1L, ids_1L)["params"]
-    assert check.parameters(config) == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert check.parameter_count(config) == sum(leaf.size for leaf in jax.tree.leaves(params))

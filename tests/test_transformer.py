@@ -12,7 +12,7 @@ import pytest
 
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.model import positions
-from flaxformer_lite.model.masks import Places
+from flaxformer_lite.model.masks import TokenPositions
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.training.step import gradient_sums
@@ -137,7 +137,7 @@ def test_a_model_whose_fields_contradict_each_other_is_not_built(wrong, field):
 def embedded(config, side):
     """What the stack of one side gets for SOURCE, and the table of its embeddings."""
     model, variables, _ = init(config)
-    inputs = lambda model, ids: getattr(model, f"{side}_inputs")(ids, Places.of(ids))  # noqa: E731
+    inputs = lambda model, ids: getattr(model, f"{side}_inputs")(ids, TokenPositions.of(ids))  # noqa: E731
     params = variables["params"]
     table = params["target_embedding" if config.tie_embeddings or side == "target" else "source_embedding"]["embedding"]
     return np.asarray(model.apply(variables, SOURCE, method=inputs)), math.sqrt(14) * np.asarray(table)[SOURCE]

@@ -110,11 +110,11 @@ def _stack(spec: Any, model: ModelConfig, params: Params, inputs: Params) -> Non
         _norm(spec.layer_norm, params["final_norm"])
     for number, layer in enumerate(spec.layer):
         own = params[f"layers_{number}"]
-        _attention(layer.self_attention, own["self_attention"], among_itself=True)
+        _attention(layer.self_attention, own["self_attention"], is_self_attention=True)
         _norm(layer.self_attention.layer_norm, own["self_attention_residual"]["norm"])
         _positions(layer.self_attention, model, params, own["self_attention"])
         if hasattr(layer, "attention"):
-            _attention(layer.attention, own["cross_attention"], among_itself=False)
+            _attention(layer.attention, own["cross_attention"], is_self_attention=False)
             _norm(layer.attention.layer_norm, own["cross_attention_residual"]["norm"])
         feed_forward = own["feed_forward"]
         if "gate" in feed_forward:  # theirs: act(linear_0 x) * linear_0_noact x
@@ -146,10 +146,10 @@ def _positions(spec: Any, model: ModelConfig, stack: Params, attention: Params) 
         spec.relative_attention_max_distance = np.int32(T5_MAX_DISTANCE)
 
 
-def _attention(spec: Any, params: Params, *, among_itself: bool) -> None:
+def _attention(spec: Any, params: Params, *, is_self_attention: bool) -> None:
     """Theirs has query, key and value in one product; to an encoder's output the query in one, the others in one."""
     rows = [_matrix(params[name], outputs=2) for name in ("query", "key", "value")]
-    groups = [rows] if among_itself else [rows[:1], rows[1:]]
+    groups = [rows] if is_self_attention else [rows[:1], rows[1:]]
     for linear, group in zip(spec.linear, [*groups, [_matrix(params["out"], outputs=1)]], strict=True):
         linear.weight = np.concatenate([weight for weight, _ in group])
         if group[0][1] is not None:

@@ -11,7 +11,7 @@ from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model import backends
 from flaxformer_lite.model.dense import Dense
 from flaxformer_lite.model.dropout import Dropout
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import RelativeVectors, ScoreBias, rotate
 
 
@@ -38,7 +38,7 @@ def softmax(scores_BHTS: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     return jax.nn.softmax(scores_BHTS, axis=-1)
 
 
-def mix(weights_BHTS: jax.Array, value_BSHK: jax.Array) -> jax.Array:
+def weighted_sum(weights_BHTS: jax.Array, value_BSHK: jax.Array) -> jax.Array:
     """The weighted sum of the values, (B, T, H, K): the last product of equation 1."""
     mixed_BHTK = jnp.einsum("BHTS,BSHK->BHTK", weights_BHTS.astype(value_BSHK.dtype), value_BSHK)
     return mixed_BHTK.swapaxes(1, 2)
@@ -49,7 +49,7 @@ def dot_product_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """softmax(Q K^T / sqrt(d_k)) V, equation 1 of section 3.2.1: (B, T, H, K), and its weights (B, H, T, S)."""
     weights_BHTS = softmax(dot_product_scores(query_BTHK, key_BSHK), mask)
-    return mix(weights_BHTS, value_BSHK), weights_BHTS
+    return weighted_sum(weights_BHTS, value_BSHK), weights_BHTS
 
 
 def repeat_heads(x_BSGK: jax.Array, query_BTHK: jax.Array) -> jax.Array:
@@ -129,7 +129,9 @@ class MultiHeadAttention(nn.Module):
     """
 
     config: ModelConfig
-    among_itself: bool = False  # self-attention, where position schemes act; else attention to the encoder's output
+    is_self_attention: bool = (
+        False  # self-attention, where position schemes act; else attention to the encoder's output
+    )
 
     def setup(self):
         c = self.config
@@ -142,27 +144,27 @@ class MultiHeadAttention(nn.Module):
         self.drop = Dropout(c.attention_dropout)
         if c.attention == "additive":
             self.score_vector = self.param("score_vector", nn.initializers.xavier_uniform(), (c.num_heads, d_head))
-        if self.among_itself and c.position == "relative":
+        if self.is_self_attention and c.position == "relative":
             self.relative = RelativeVectors(c)
 
     def __call__(
-        self, x_BTD: jax.Array, memory_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode
+        self, x_BTD: jax.Array, memory_BSD: jax.Array, mask: AttentionMask, bias: ScoreBias | None = None, **mode
     ) -> jax.Array:
         """Attention from `x_BTD` to `memory_BSD` (the same array for self-attention): (B, T, D)."""
-        return self.attend(x_BTD, self.keys_values(memory_BSD, pattern.key), pattern, bias, **mode)
+        return self.attend(x_BTD, self.keys_values(memory_BSD, mask.key), mask, bias, **mode)
 
-    def keys_values(self, memory_BSD: jax.Array, places: Places) -> KVCache:
-        """Keys and values of the tokens of `memory_BSD`; `places`: their positions and segments."""
+    def keys_values(self, memory_BSD: jax.Array, positions: TokenPositions) -> KVCache:
+        """Keys and values of the tokens of `memory_BSD`; `positions`: their positions and segments."""
         key_BSGK = self.key(memory_BSD)
-        if self.among_itself:
-            key_BSGK = rotate(key_BSGK, places.position_BL, self.config)
+        if self.is_self_attention:
+            key_BSGK = rotate(key_BSGK, positions.position_BL, self.config)
         return KVCache.of(key_BSGK, self.value(memory_BSD))
 
     def attend(
         self,
         x_BTD: jax.Array,
         memory: KVCache,
-        pattern: Pattern,
+        mask: AttentionMask,
         bias: ScoreBias | None = None,
         *,
         deterministic: bool = True,
@@ -170,17 +172,17 @@ class MultiHeadAttention(nn.Module):
     ) -> jax.Array:
         """Attention from `x_BTD` to keys and values that are already projected: (B, T, D)."""
         query_BTHK = self.query(x_BTD)
-        if self.among_itself:
-            query_BTHK = rotate(query_BTHK, pattern.query.position_BL, self.config)
+        if self.is_self_attention:
+            query_BTHK = rotate(query_BTHK, mask.query.position_BL, self.config)
             if self.config.position == "relative":
                 bias = self.relative.score_bias()
         key_BSGK, value_BSGK = memory.projected()
         why = self._wants_weights(deterministic)
-        backend = backends.choose(self.config.backend, query_BTHK, key_BSGK, pattern, bias, reference_only=why)
+        backend = backends.choose(self.config.backend, query_BTHK, key_BSGK, mask, bias, reference_only=why)
         if backend != "reference":
-            return self.out(backends.attend(backend, query_BTHK, key_BSGK, value_BSGK, pattern, bias))
+            return self.out(backends.attend(backend, query_BTHK, key_BSGK, value_BSGK, mask, bias))
         drop = lambda weights: self.drop(weights, deterministic=deterministic, row_B=row_B)  # noqa: E731
-        return self.out(self._reference(query_BTHK, key_BSGK, value_BSGK, pattern, bias, drop=drop))
+        return self.out(self._reference(query_BTHK, key_BSGK, value_BSGK, mask, bias, drop=drop))
 
     def _wants_weights(self, deterministic: bool) -> str | None:
         """Why the weights must exist as an array, if they must: only the reference makes one."""
@@ -194,28 +196,28 @@ class MultiHeadAttention(nn.Module):
         return "model.relative_values acts on the weights" if self._relative_values() else None
 
     def _relative_values(self) -> bool:
-        return self.among_itself and self.config.position == "relative" and self.config.relative_values
+        return self.is_self_attention and self.config.position == "relative" and self.config.relative_values
 
     def _reference(
         self,
         query_BTHK: jax.Array,
         key_BSGK: jax.Array,
         value_BSGK: jax.Array,
-        pattern: Pattern,
+        mask: AttentionMask,
         bias: ScoreBias | None,
         *,
         drop: Callable,
     ) -> jax.Array:
         """Attention as the paper writes it, with all its weights at once: (B, T, H, K)."""
         key_BSHK, value_BSHK = (repeat_heads(x_BSGK, query_BTHK) for x_BSGK in (key_BSGK, value_BSGK))
-        positions = pattern.query.position_BL, pattern.key.position_BL
+        positions = mask.query.position_BL, mask.key.position_BL
         scores_BHTS = self._scores(query_BTHK, key_BSHK)
         if bias is not None:
             scores_BHTS += jnp.broadcast_to(bias(query_BTHK, *positions), scores_BHTS.shape)
-        weights_BHTS = softmax(scores_BHTS, pattern.mask())
+        weights_BHTS = softmax(scores_BHTS, mask.array())
         self.sow("intermediates", "attention_weights", weights_BHTS)
         weights_BHTS = drop(weights_BHTS)
-        mixed_BTHK = mix(weights_BHTS, value_BSHK)
+        mixed_BTHK = weighted_sum(weights_BHTS, value_BSHK)
         if self._relative_values():
             mixed_BTHK += self.relative.values(weights_BHTS, *positions).astype(mixed_BTHK.dtype)
         return mixed_BTHK

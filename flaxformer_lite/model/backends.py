@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from flaxformer_lite.fields import PAD
 from flaxformer_lite.model import devices
 from flaxformer_lite.model.devices import Devices
-from flaxformer_lite.model.masks import Pattern
+from flaxformer_lite.model.masks import AttentionMask
 from flaxformer_lite.model.positions import ScoreBias
 from flaxformer_lite.system.errors import InputError
 
@@ -38,7 +38,7 @@ def choose(
     backend: str,
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
-    pattern: Pattern,
+    mask: AttentionMask,
     bias: ScoreBias | None,
     *,
     reference_only: str | None = None,
@@ -57,18 +57,18 @@ def choose(
       InputError: the backend that is named cannot do it.
     """
     T, S = query_BTHK.shape[1], key_BSGK.shape[1]
-    if backend == "reference" or 1 in (T, pattern.query.position_BL.shape[1]) or pattern.own_BTS is not None:
+    if backend == "reference" or 1 in (T, mask.query.position_BL.shape[1]) or mask.own_BTS is not None:
         return "reference"
     platform = platform or devices.platform()
     if backend == "auto":
         if reference_only is not None or (platform == "cpu" and T * S < LONG):
             return "reference"
         kernel = {"cuda": "cudnn", "tpu": "flash"}.get(platform, "")
-        arguments = query_BTHK, key_BSGK, pattern, bias, platform
+        arguments = query_BTHK, key_BSGK, mask, bias, platform
         if kernel and min(T, S) >= min(KERNEL_BLOCKS) and not _why_not(kernel, *arguments):
             return kernel
         return "blockwise" if T * S >= LONG else "xla"
-    reason = reference_only or _why_not(backend, query_BTHK, key_BSGK, pattern, bias, platform)
+    reason = reference_only or _why_not(backend, query_BTHK, key_BSGK, mask, bias, platform)
     if reason is not None:
         raise InputError(f"config.model.backend: {backend!r} cannot be used: {reason}; use 'reference' or 'auto'.")
     return backend
@@ -84,10 +84,10 @@ def attend(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     value_BSGK: jax.Array,
-    pattern: Pattern,
+    mask: AttentionMask,
     bias: ScoreBias | None = None,
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k) + bias) V over the keys that `pattern` lets each query see: (B, T, H, K).
+    """softmax(Q K^T / sqrt(d_k) + bias) V over the keys that `mask` lets each query see: (B, T, H, K).
 
     `backend`: what `choose` returned for these arguments, other than 'reference'. Head g of the G heads of keys and
     values serves H / G neighbouring heads of queries. A query that may attend to nothing gets something finite,
@@ -96,7 +96,7 @@ def attend(
     compute = {"blockwise": blockwise, "xla": xla, "cudnn": cudnn, "flash": flash}[backend]
     if backend in KERNELS and (shared := devices.sharing()):
         compute = functools.partial(on_each_device, compute, shared)
-    return compute(query_BTHK, key_BSGK, value_BSGK, pattern, *([] if bias is None else [bias]))
+    return compute(query_BTHK, key_BSGK, value_BSGK, mask, *([] if bias is None else [bias]))
 
 
 def on_each_device(
@@ -105,15 +105,15 @@ def on_each_device(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     value_BSGK: jax.Array,
-    pattern: Pattern,
+    mask: AttentionMask,
 ) -> jax.Array:
     """What `kernel` returns, each of the devices having computed its own rows and heads: (B, T, H, K)."""
-    B, among_itself = query_BTHK.shape[0], pattern.query is pattern.key
+    B, is_self_attention = query_BTHK.shape[0], mask.query is mask.key
     of_rows, of_heads = PartitionSpec(shared.rows), PartitionSpec(shared.rows, None, shared.heads)
-    query, key = jax.tree.map(lambda x_BL: jnp.broadcast_to(x_BL, (B, *x_BL.shape[1:])), (pattern.query, pattern.key))
+    query, key = jax.tree.map(lambda x_BL: jnp.broadcast_to(x_BL, (B, *x_BL.shape[1:])), (mask.query, mask.key))
 
     def of_device(query_BTHK, key_BSGK, value_BSGK, query, key):
-        own = pattern.replace(query=query, key=query if among_itself else key)
+        own = mask.replace(query=query, key=query if is_self_attention else key)
         return kernel(query_BTHK, key_BSGK, value_BSGK, own)
 
     specs = {"in_specs": (*[of_heads] * 3, of_rows, of_rows), "out_specs": of_heads}
@@ -125,7 +125,7 @@ def _why_not(
     backend: str,
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
-    pattern: Pattern,
+    mask: AttentionMask,
     bias: ScoreBias | None,
     platform: str,
 ) -> str | None:
@@ -133,7 +133,7 @@ def _why_not(
     if backend not in KERNELS:
         return None
     why_not = _why_not_cudnn if backend == "cudnn" else _why_not_flash
-    return why_not(query_BTHK, pattern, bias, platform) or _why_not_split(query_BTHK, key_BSGK)
+    return why_not(query_BTHK, mask, bias, platform) or _why_not_split(query_BTHK, key_BSGK)
 
 
 def _why_not_split(query_BTHK: jax.Array, key_BSGK: jax.Array) -> str | None:
@@ -147,7 +147,7 @@ def _why_not_split(query_BTHK: jax.Array, key_BSGK: jax.Array) -> str | None:
     return None
 
 
-def _why_not_cudnn(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | None, platform: str) -> str | None:
+def _why_not_cudnn(query_BTHK: jax.Array, mask: AttentionMask, bias: ScoreBias | None, platform: str) -> str | None:
     d_head, dtype = query_BTHK.shape[-1], query_BTHK.dtype
     if platform != "cuda":
         return f"it runs on NVIDIA GPUs from Ampere on, and this is {platform!r}"
@@ -157,27 +157,27 @@ def _why_not_cudnn(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | No
         return f"it needs heads of at most 128 numbers, a multiple of 8, not {d_head}"
     if bias is not None:  # for batches of more than one row, cuDNN gives a bias the gradient 0
         return "it would lose gradients of what model.position adds to the scores"
-    if pattern.window is not None:  # padding far behind a text would see nothing: NaN
+    if mask.window is not None:  # padding far behind a text would see nothing: NaN
         return "it has no model.attention_window for rows that end in padding"
-    if pattern.key.packed:
+    if mask.key.packed:
         return "it cannot tell the texts of a packed row apart"
-    return _why_not_by_index(pattern)
+    return _why_not_by_index(mask)
 
 
-def _why_not_flash(query_BTHK: jax.Array, pattern: Pattern, bias: ScoreBias | None, platform: str) -> str | None:
+def _why_not_flash(query_BTHK: jax.Array, mask: AttentionMask, bias: ScoreBias | None, platform: str) -> str | None:
     if platform != "tpu":
         return f"it runs on TPUs, and this is {platform!r}"
     if devices.unknown():
         return "there are several devices, and no `devices.compiled_for` says how they share rows and heads"
     if bias is not None:
         return "it takes nothing that model.position adds to the scores"
-    return _why_not_by_index(pattern)
+    return _why_not_by_index(mask)
 
 
-def _why_not_by_index(pattern: Pattern) -> str | None:
+def _why_not_by_index(mask: AttentionMask) -> str | None:
     """Why causal or window masks by the index in the row, not by the position in the text, would be wrong."""
-    by_position = pattern.causal or pattern.window is not None
-    if by_position and pattern.query is not pattern.key:  # else both give the same distances within a text
+    by_position = mask.causal or mask.window is not None
+    if by_position and mask.query is not mask.key:  # else both give the same distances within a text
         return "it masks by the index in a row, and queries do not stand where the keys do"
     return None
 
@@ -186,7 +186,7 @@ def blockwise(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     value_BSGK: jax.Array,
-    pattern: Pattern,
+    mask: AttentionMask,
     bias: ScoreBias | None = None,
     *,
     block: int = BLOCK,
@@ -197,13 +197,13 @@ def blockwise(
     values some time and save the gradients more, as the sums then need no rescaling. A block of the future, or beyond
     the window, is skipped. Outside the products all is float32, so that gradients are summed over blocks in it.
     """
-    dtype, order = value_BSGK.dtype, _order(pattern)
+    dtype, order = value_BSGK.dtype, _order(mask)
     query_BTHK, key_BSGK, value_BSGK = (x.astype(jnp.float32) for x in (query_BTHK, key_BSGK, value_BSGK))
-    key_blocks = _split((key_BSGK, value_BSGK, pattern.key, order and order[1]), block)
+    key_blocks = _split((key_BSGK, value_BSGK, mask.key, order and order[1]), block)
 
     def attend_from(query_block: Block) -> jax.Array:
         blocks = {"query_block": query_block, "key_blocks": key_blocks, "dtype": dtype}
-        fold = functools.partial(_fold, **blocks, pattern=pattern, bias=bias)
+        fold = functools.partial(_fold, **blocks, mask=mask, bias=bias)
         B, T, H, K = query_block[0].shape
 
         def take_larger(largest_BHT: jax.Array, scores_BHTS: jax.Array, value_BSGK: jax.Array) -> jax.Array:
@@ -220,7 +220,7 @@ def blockwise(
         total_BHT = jnp.where(total_BHT == 0, 1, total_BHT)  # 0: every block was skipped
         return jnp.moveaxis(mixed_BHTK / total_BHT[..., None], 1, 2).astype(dtype)
 
-    mixed_NBTHK = jax.lax.map(attend_from, _split((query_BTHK, pattern.query, order and order[0]), block))
+    mixed_NBTHK = jax.lax.map(attend_from, _split((query_BTHK, mask.query, order and order[0]), block))
     mixed_BTHK = jnp.moveaxis(mixed_NBTHK, 0, 1).reshape(query_BTHK.shape[0], -1, *query_BTHK.shape[2:])
     return mixed_BTHK[:, : query_BTHK.shape[1]]
 
@@ -232,52 +232,53 @@ def _fold(
     query_block: Block,
     key_blocks: Block,
     dtype: jnp.dtype,
-    pattern: Pattern,
+    mask: AttentionMask,
     bias: ScoreBias | None,
 ) -> jax.Array | Sums:
     """`update(state, scores, values)` from `start` on, over the blocks of keys; products are made in `dtype`."""
-    query_BTHK, query_places, query_order = query_block
+    query_BTHK, query_positions, query_order = query_block
 
     @functools.partial(jax.checkpoint, prevent_cse=False)  # gradients compute the scores again, and do not store them
     def step(state: jax.Array | Sums, key_block: Block) -> tuple:
-        key_BSGK, value_BSGK, key_places, key_order = key_block
+        key_BSGK, value_BSGK, key_positions, key_order = key_block
 
-        def seen(state: jax.Array | Sums) -> jax.Array | Sums:
-            rounded_BTHK, mask = query_BTHK.astype(dtype), pattern.replace(query=query_places, key=key_places).mask()
+        def of_block(state: jax.Array | Sums) -> jax.Array | Sums:
+            rounded_BTHK = query_BTHK.astype(dtype)
+            seen = mask.replace(query=query_positions, key=key_positions).array()
             scores_BHTS = _scores(rounded_BTHK, key_BSGK.astype(dtype))
             if bias is not None:
-                scores_BHTS += bias(rounded_BTHK, query_places.position_BL, key_places.position_BL)
-            return update(state, jnp.where(mask, scores_BHTS, LOWEST), value_BSGK.astype(dtype))
+                scores_BHTS += bias(rounded_BTHK, query_positions.position_BL, key_positions.position_BL)
+            return update(state, jnp.where(seen, scores_BHTS, LOWEST), value_BSGK.astype(dtype))
 
         if query_order is None:
-            return seen(state), None
-        return jax.lax.cond(_may_see(query_order, key_order, pattern), seen, lambda state: state, state), None
+            return of_block(state), None
+        return jax.lax.cond(_may_see(query_order, key_order, mask), of_block, lambda state: state, state), None
 
     return jax.lax.scan(step, start, key_blocks)[0]
 
 
-def _order(pattern: Pattern) -> tuple[jax.Array, jax.Array] | None:
+def _order(mask: AttentionMask) -> tuple[jax.Array, jax.Array] | None:
     """Of queries (1, T) and of keys (1, S), numbers that grow along a row and tell what is hidden as positions do.
 
     None: nothing is hidden by position, or rows differ. They are the same in all rows, so that devices that split the
     rows need not ask each other which blocks to skip.
     """
-    if not pattern.causal and pattern.window is None:
+    if not mask.causal and mask.window is None:
         return None
-    query_BT, key_BS = pattern.query.position_BL, pattern.key.position_BL
-    if pattern.query is pattern.key:  # within a text, places are as far from each other in the row as in the text
+    query_BT, key_BS = mask.query.position_BL, mask.key.position_BL
+    if mask.query is mask.key:  # within a text, places are as far from each other in the row as in the text
         index_1L = jnp.arange(query_BT.shape[1])[None]
         return index_1L, index_1L
     return (query_BT, key_BS) if query_BT.shape[0] == key_BS.shape[0] == 1 else None
 
 
-def _may_see(query_1T: jax.Array, key_1S: jax.Array, pattern: Pattern) -> jax.Array:
+def _may_see(query_1T: jax.Array, key_1S: jax.Array, mask: AttentionMask) -> jax.Array:
     """Whether some query of a block may see some key of a block, by their order; padding at the end of one is 0."""
     nearest = key_1S[0, 0] - query_1T.max()  # over 0: all keys stand after all queries
     farthest = key_1S.max() - query_1T[0, 0]
-    if pattern.window is None:
+    if mask.window is None:
         return nearest <= 0
-    return (nearest <= (0 if pattern.causal else pattern.window)) & (farthest >= -pattern.window)
+    return (nearest <= (0 if mask.causal else mask.window)) & (farthest >= -mask.window)
 
 
 def _scores(query_BTHK: jax.Array, key_BSGK: jax.Array) -> jax.Array:
@@ -313,24 +314,26 @@ def _pad(x_BL: jax.Array, *, multiple: int) -> jax.Array:
 
 
 def xla(
-    query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, pattern: Pattern, bias: ScoreBias | None = None
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    mask: AttentionMask,
+    bias: ScoreBias | None = None,
 ) -> jax.Array:
     """All scores at once: (B, T, H, K)."""
-    bias_BHTS = None if bias is None else bias(query_BTHK, pattern.query.position_BL, pattern.key.position_BL)
-    return jax.nn.dot_product_attention(
-        query_BTHK, key_BSGK, value_BSGK, bias_BHTS, pattern.mask(), implementation="xla"
-    )
+    bias_BHTS = None if bias is None else bias(query_BTHK, mask.query.position_BL, mask.key.position_BL)
+    return jax.nn.dot_product_attention(query_BTHK, key_BSGK, value_BSGK, bias_BHTS, mask.array(), implementation="xla")
 
 
-def cudnn(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, pattern: Pattern) -> jax.Array:
+def cudnn(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, mask: AttentionMask) -> jax.Array:
     """cuDNN's kernel, which knows padding by the number of tokens in each row of keys: (B, T, H, K)."""
-    tokens_B = jnp.sum(pattern.key.segment_BL != PAD, axis=1, dtype=jnp.int32)
+    tokens_B = jnp.sum(mask.key.segment_BL != PAD, axis=1, dtype=jnp.int32)
     tokens_B = jnp.maximum(tokens_B, 1)  # where all is padding one key is seen: a softmax over none would be NaN
     return jax.nn.dot_product_attention(
         query_BTHK,
         key_BSGK,
         value_BSGK,
-        is_causal=pattern.causal,
+        is_causal=mask.causal,
         key_value_seq_lengths=jnp.broadcast_to(tokens_B, query_BTHK.shape[:1]),
         implementation="cudnn",
     )
@@ -340,7 +343,7 @@ def flash(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     value_BSGK: jax.Array,
-    pattern: Pattern,
+    mask: AttentionMask,
     *,
     interpret: bool = False,
 ) -> jax.Array:
@@ -352,18 +355,18 @@ def flash(
     query_BHTK = jnp.moveaxis(pad(query_BTHK * K**-0.5), 2, 1)
     key_BGSK, value_BGSK = (jnp.moveaxis(pad(x), 2, 1) for x in (key_BSGK, value_BSGK))
     segments = [
-        jnp.broadcast_to(pad(places.segment_BL), (B, x.shape[2]))
-        for places, x in ((pattern.query, query_BHTK), (pattern.key, key_BGSK))
+        jnp.broadcast_to(pad(positions.segment_BL), (B, x.shape[2]))
+        for positions, x in ((mask.query, query_BHTK), (mask.key, key_BGSK))
     ]
     shape = query_BHTK.shape[2], key_BGSK.shape[2]
-    mask = splash.FullMask(shape)
-    if pattern.causal or pattern.window is not None:
-        mask = splash.LocalMask(shape, (pattern.window, 0 if pattern.causal else pattern.window), offset=0)
+    hidden = splash.FullMask(shape)
+    if mask.causal or mask.window is not None:
+        hidden = splash.LocalMask(shape, (mask.window, 0 if mask.causal else mask.window), offset=0)
     block_q, block_kv = (next(block for block in KERNEL_BLOCKS if length % block == 0) for length in shape)
     sizes = {f"block_q{part}": block_q for part in ("", "_dkv", "_dq")}
     sizes |= {f"block_kv{part}": block_kv for part in ("", "_compute", "_dkv", "_dkv_compute", "_dq")}
     kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([mask] * H),
+        splash.MultiHeadMask([hidden] * H),
         block_sizes=splash.BlockSizes(**sizes),
         head_shards=1,
         q_seq_shards=1,

@@ -8,7 +8,7 @@ from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.dense import add, product
 from flaxformer_lite.model.devices import keep_rows, whole_vectors
 from flaxformer_lite.model.dropout import Dropout
-from flaxformer_lite.model.masks import Places
+from flaxformer_lite.model.masks import TokenPositions
 from flaxformer_lite.model.positions import PositionVectors
 
 
@@ -32,12 +32,12 @@ class Inputs(nn.Module):
         self.position_vectors = PositionVectors(self.config)
         self.drop = Dropout(self.config.dropout)
 
-    def __call__(self, ids_BL: jax.Array, places: Places, **mode) -> jax.Array:
+    def __call__(self, ids_BL: jax.Array, positions: TokenPositions, **mode) -> jax.Array:
         """(B, L, D)."""
         dtype = self.config.dtype
         table_VD = whole_vectors(self.embedding.embedding)
         x_BLD = jnp.take(table_VD, ids_BL, axis=0).astype(dtype) * jnp.sqrt(self.config.d_model).astype(dtype)
-        vectors_BLD = self.position_vectors(places.position_BL)
+        vectors_BLD = self.position_vectors(positions.position_BL)
         if vectors_BLD is not None:
             x_BLD = add(x_BLD, vectors_BLD)
         return keep_rows(self.drop(x_BLD, **mode))

@@ -12,7 +12,7 @@ from flaxformer_lite.model.attention import KVCache, MultiHeadAttention
 from flaxformer_lite.model.dense import PRODUCT, Dense
 from flaxformer_lite.model.devices import keep_rows
 from flaxformer_lite.model.dropout import Dropout
-from flaxformer_lite.model.masks import Pattern
+from flaxformer_lite.model.masks import AttentionMask
 from flaxformer_lite.model.positions import ScoreBias
 
 ACTIVATIONS = {
@@ -96,14 +96,14 @@ class EncoderLayer(nn.Module):
     config: ModelConfig
 
     def setup(self):
-        self.self_attention = MultiHeadAttention(self.config, among_itself=True)
+        self.self_attention = MultiHeadAttention(self.config, is_self_attention=True)
         self.feed_forward = FeedForward(self.config)
         self.self_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x_BSD: jax.Array, pattern: Pattern, bias: ScoreBias | None = None, **mode) -> jax.Array:
+    def __call__(self, x_BSD: jax.Array, mask: AttentionMask, bias: ScoreBias | None = None, **mode) -> jax.Array:
         """(B, S, D) to (B, S, D); `bias`: what positions add to the scores."""
-        attend = lambda x: self.self_attention(x, x, pattern, bias, **mode)  # noqa: E731
+        attend = lambda x: self.self_attention(x, x, mask, bias, **mode)  # noqa: E731
         x_BSD = self.self_attention_residual(x_BSD, attend, **mode)
         return self.feed_forward_residual(x_BSD, self.feed_forward, **mode)
 
@@ -115,7 +115,7 @@ class DecoderLayer(nn.Module):
     has_encoder: bool = True
 
     def setup(self):
-        self.self_attention = MultiHeadAttention(self.config, among_itself=True)
+        self.self_attention = MultiHeadAttention(self.config, is_self_attention=True)
         self.self_attention_residual = Residual(self.config)
         if self.has_encoder:
             self.cross_attention = MultiHeadAttention(self.config)
@@ -126,10 +126,10 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x_BTD: jax.Array,
-        pattern: Pattern,
+        mask: AttentionMask,
         bias: ScoreBias | None = None,
         memory: jax.Array | KVCache | None = None,
-        cross_pattern: Pattern | None = None,
+        cross_pattern: AttentionMask | None = None,
         **mode,
     ) -> jax.Array:
         """(B, T, D) to (B, T, D).
@@ -138,7 +138,7 @@ class DecoderLayer(nn.Module):
           bias: what positions add to the scores of self-attention.
           memory: the encoder's output (B, S, D), or the keys and values that were made of it before.
         """
-        attend = lambda x: self.self_attention(x, x, pattern, bias, **mode)  # noqa: E731
+        attend = lambda x: self.self_attention(x, x, mask, bias, **mode)  # noqa: E731
 
         def cross(x_BTD: jax.Array) -> jax.Array:
             read = self.cross_attention.attend if isinstance(memory, KVCache) else self.cross_attention
@@ -154,7 +154,7 @@ class DecoderLayer(nn.Module):
         x_BWD: jax.Array,
         cache: tuple[KVCache, KVCache | None],
         index: jax.Array,
-        patterns: tuple[Pattern, Pattern | None],
+        masks: tuple[AttentionMask, AttentionMask | None],
         bias: ScoreBias | None,
     ) -> tuple[jax.Array, KVCache]:
         """The same for the one position `index` of W texts a row; W = 1 without beams.
@@ -170,11 +170,11 @@ class DecoderLayer(nn.Module):
 
         def attend(x_BWD: jax.Array) -> jax.Array:
             nonlocal own
-            own = own.write(self.self_attention.keys_values(x_BWD, patterns[0].query), index)
-            return self.self_attention.attend(x_BWD, own, patterns[0], bias)
+            own = own.write(self.self_attention.keys_values(x_BWD, masks[0].query), index)
+            return self.self_attention.attend(x_BWD, own, masks[0], bias)
 
         x_BWD = self.self_attention_residual(x_BWD, attend)
         if self.has_encoder:
-            cross = lambda x: self.cross_attention.attend(x, memory, patterns[1])  # noqa: E731
+            cross = lambda x: self.cross_attention.attend(x, memory, masks[1])  # noqa: E731
             x_BWD = self.cross_attention_residual(x_BWD, cross)
         return self.feed_forward_residual(x_BWD, self.feed_forward), own

@@ -1,6 +1,6 @@
 """Who may attend to whom: bool arrays that broadcast against attention weights (B, H, T, S); True = may attend.
 
-A mask follows from where each token stands, its position and its text. `Pattern` keeps those few numbers, so that
+A mask follows from where each token stands, its position and its text. `AttentionMask` keeps those few numbers, so that
 an attention over long texts can build the mask of one block at a time.
 """
 
@@ -14,7 +14,7 @@ from flaxformer_lite.fields import PAD
 
 
 @flax.struct.dataclass
-class Places:
+class TokenPositions:
     """Where each token of a row stands. A row may hold several texts, one after another; each counts from 0."""
 
     position_BL: jax.Array  # int32, (B, L) or (1, L) if all rows are alike: the token's number in its own text
@@ -22,8 +22,8 @@ class Places:
     packed: bool = flax.struct.field(pytree_node=False, default=True)  # False: one text a row, padding only after it
 
     @classmethod
-    def of(cls, ids_BL: jax.Array, segment_BL: jax.Array | None = None) -> "Places":
-        """Places of one text a row that ends in padding; or of packed texts, told apart by `segment_BL`."""
+    def of(cls, ids_BL: jax.Array, segment_BL: jax.Array | None = None) -> "TokenPositions":
+        """Positions of one text a row that ends in padding; or of packed texts, told apart by `segment_BL`."""
         index_1L = jnp.arange(ids_BL.shape[1], dtype=jnp.int32)[None]
         if segment_BL is None:
             return cls(index_1L, (ids_BL != PAD).astype(jnp.int32), packed=False)
@@ -32,27 +32,27 @@ class Places:
         return cls(index_1L - first_BL, segment_BL)
 
     @classmethod
-    def at(cls, position_L: jax.Array) -> "Places":
+    def at(cls, position_L: jax.Array) -> "TokenPositions":
         """The same positions in every row, and no padding."""
         return cls(position_L[None], jnp.ones_like(position_L)[None], packed=False)
 
-    def with_one_before(self) -> "Places":
-        """These places of one text a row after one more, a symbol in front of it at position -1."""
+    def with_one_before(self) -> "TokenPositions":
+        """These positions of one text a row after one more, a symbol in front of it at position -1."""
         before_1L = jnp.arange(-1, self.segment_BL.shape[1], dtype=jnp.int32)[None]
-        return Places(before_1L, jnp.pad(self.segment_BL, ((0, 0), (1, 0)), constant_values=1), packed=False)
+        return TokenPositions(before_1L, jnp.pad(self.segment_BL, ((0, 0), (1, 0)), constant_values=1), packed=False)
 
 
 @flax.struct.dataclass
-class Pattern:
+class AttentionMask:
     """Which keys each query may attend to: tokens of its own text, not the future if causal, not beyond the window."""
 
-    query: Places
-    key: Places
+    query: TokenPositions
+    key: TokenPositions
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     window: int | None = flax.struct.field(pytree_node=False, default=None)
     own_BTS: jax.Array | None = None  # bool: of these keys alone, as in decoding with beams; None: of all
 
-    def mask(self) -> jax.Array:
+    def array(self) -> jax.Array:
         """(B or 1, 1, T, S)."""
         seen = [padding(self.key.segment_BL), segments(self.query.segment_BL, self.key.segment_BL)]
         if self.causal:

@@ -10,7 +10,7 @@ from flaxformer_lite.model.attention import DecoderCache, KVCache
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.embeddings import Inputs, Output, project, token_embedding
 from flaxformer_lite.model.layers import DecoderLayer, EncoderLayer, make_norm, run
-from flaxformer_lite.model.masks import Pattern, Places
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import PositionBias
 from flaxformer_lite.system.errors import InputError
 
@@ -48,11 +48,11 @@ class Encoder(nn.Module):
         if self.config.norm_placement == "pre":
             self.final_norm = make_norm(self.config)
 
-    def __call__(self, x_BSD: jax.Array, places: Places, **mode) -> jax.Array:
-        """(B, S, D) to (B, S, D); `places`: where its tokens stand."""
-        pattern, bias = Pattern(places, places, window=self.config.attention_window), self.position_bias()
+    def __call__(self, x_BSD: jax.Array, positions: TokenPositions, **mode) -> jax.Array:
+        """(B, S, D) to (B, S, D); `positions`: where its tokens stand."""
+        mask, bias = AttentionMask(positions, positions, window=self.config.attention_window), self.position_bias()
         for layer in self.layers:
-            x_BSD = run(layer, x_BSD, pattern, bias, **mode)
+            x_BSD = run(layer, x_BSD, mask, bias, **mode)
         return self.final_norm(x_BSD) if self.config.norm_placement == "pre" else x_BSD
 
 
@@ -71,18 +71,18 @@ class Decoder(nn.Module):
     def __call__(
         self,
         x_BTD: jax.Array,
-        places: Places,
+        positions: TokenPositions,
         memory: Memory | None = None,
-        memory_places: Places | None = None,
+        memory_positions: TokenPositions | None = None,
         **mode,
     ) -> jax.Array:
         """(B, T, D) to (B, T, D), with an encoder's `memory` if there is one."""
         causal = self.config.decoder == "causal"  # else it sees all, as an encoder does: Ghazvininejad 2019, 2.1
-        pattern = Pattern(places, places, causal=causal, window=self.config.attention_window)
-        cross = Pattern(places, memory_places) if self.has_encoder else None
+        mask = AttentionMask(positions, positions, causal=causal, window=self.config.attention_window)
+        cross = AttentionMask(positions, memory_positions) if self.has_encoder else None
         bias, memories = self.position_bias(), memory if isinstance(memory, tuple) else (memory,) * len(self.layers)
         for layer, memory in zip(self.layers, memories, strict=True):
-            x_BTD = run(layer, x_BTD, pattern, bias, memory, cross, **mode)
+            x_BTD = run(layer, x_BTD, mask, bias, memory, cross, **mode)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
     def start_cache(self, batch_size: int, max_length: int, beam_size: int) -> tuple[KVCache, ...]:
@@ -101,9 +101,9 @@ class Decoder(nn.Module):
         shape = (batch_size, max_length * beam_size, num_kv_heads, d_head)
         return (KVCache.empty(shape, c.dtype),) * c.num_decoder_layers
 
-    def project_memory(self, memory_BSD: jax.Array, memory_places: Places) -> tuple[KVCache, ...]:
+    def project_memory(self, memory_BSD: jax.Array, memory_positions: TokenPositions) -> tuple[KVCache, ...]:
         """The encoder's output as the keys and values of every layer."""
-        return tuple(layer.cross_attention.keys_values(memory_BSD, memory_places) for layer in self.layers)
+        return tuple(layer.cross_attention.keys_values(memory_BSD, memory_positions) for layer in self.layers)
 
     def step(
         self,
@@ -112,7 +112,7 @@ class Decoder(nn.Module):
         index: jax.Array,
         *,
         ancestor_BWT: jax.Array | None = None,
-        memory_places: Places | None = None,
+        memory_positions: TokenPositions | None = None,
     ) -> tuple[jax.Array, DecoderCache]:
         """The stack at position `index` of W hypotheses a row; W = 1 without beams.
 
@@ -121,19 +121,19 @@ class Decoder(nn.Module):
         """
         W = x_BWD.shape[1]
         L = cache.self_attention[0].entries // W
-        query, position_L = Places.at(jnp.reshape(index, (1,))), jnp.arange(L)
-        own_pattern = Pattern(query, Places.at(position_L), causal=True, window=self.config.attention_window)
+        query, position_L = TokenPositions.at(jnp.reshape(index, (1,))), jnp.arange(L)
+        own_mask = AttentionMask(query, TokenPositions.at(position_L), causal=True, window=self.config.attention_window)
         if ancestor_BWT is not None:
             own_BWLW = ancestor_BWT[:, :, :L, None] == jnp.arange(W)[None, None, None]
-            own_pattern = own_pattern.replace(
-                query=Places.at(jnp.broadcast_to(index, (W,))),
-                key=Places.at(jnp.repeat(position_L, W)),
+            own_mask = own_mask.replace(
+                query=TokenPositions.at(jnp.broadcast_to(index, (W,))),
+                key=TokenPositions.at(jnp.repeat(position_L, W)),
                 own_BTS=own_BWLW.reshape(*own_BWLW.shape[:2], -1),
             )
-        patterns = own_pattern, Pattern(query, memory_places) if self.has_encoder else None
+        masks = own_mask, AttentionMask(query, memory_positions) if self.has_encoder else None
         written, bias = [], self.position_bias()
         for layer, *layer_cache in zip(self.layers, cache.self_attention, cache.cross_attention, strict=True):
-            x_BWD, own = layer.step(x_BWD, layer_cache, index, patterns, bias)
+            x_BWD, own = layer.step(x_BWD, layer_cache, index, masks, bias)
             written.append(own)
         x_BWD = self.final_norm(x_BWD) if self.config.norm_placement == "pre" else x_BWD
         return x_BWD, cache.replace(self_attention=tuple(written))
@@ -191,7 +191,10 @@ class EncoderDecoder(nn.Module):
             raise InputError("Expected the segments of source and target, or of neither; got those of one side.")
         if source_segment_BS is not None and self.config.decoder == "masked":
             raise InputError("Expected one pair a row, whose length is predicted, got segments; leave them out.")
-        source, target = Places.of(source_BS, source_segment_BS), Places.of(target_BT, target_segment_BT)
+        source, target = (
+            TokenPositions.of(source_BS, source_segment_BS),
+            TokenPositions.of(target_BT, target_segment_BT),
+        )
         memory_BSD, length_logits = self._encode(source_BS, source, **mode)
         return self._decode(target_BT, target, memory_BSD, source, **mode), length_logits
 
@@ -199,7 +202,7 @@ class EncoderDecoder(nn.Module):
         """What `project` makes logits of features with."""
         return self.output()
 
-    def _encode(self, source_BS: jax.Array, source: Places, **mode) -> tuple[jax.Array, jax.Array | None]:
+    def _encode(self, source_BS: jax.Array, source: TokenPositions, **mode) -> tuple[jax.Array, jax.Array | None]:
         """The encoder's output (B, S, D), and of a masked decoder the logits of the target's length."""
         x_BSD = self.source_inputs(source_BS, source, **mode)
         if self.config.decoder == "causal":
@@ -207,20 +210,22 @@ class EncoderDecoder(nn.Module):
         # One place before the source, which so stands where it always does, and every scheme has room for it; what is
         # added to embeddings is the first token's.
         ids_B1 = jnp.full_like(source_BS[:, :1], LENGTH)
-        x_B1D = self.source_inputs(ids_B1, Places.of(ids_B1), **mode)
+        x_B1D = self.source_inputs(ids_B1, TokenPositions.of(ids_B1), **mode)
         x_BSD = self.encoder(jnp.concatenate([x_B1D, x_BSD], axis=1), source.with_one_before(), **mode)
         return x_BSD[:, 1:], self.length(x_BSD[:, 0].astype(jnp.float32))
 
-    def _decode(self, target_BT: jax.Array, target: Places, memory: Memory, source: Places, **mode) -> jax.Array:
+    def _decode(
+        self, target_BT: jax.Array, target: TokenPositions, memory: Memory, source: TokenPositions, **mode
+    ) -> jax.Array:
         return self.decoder(self.target_inputs(target_BT, target, **mode), target, memory, source, **mode)
 
     def encode(self, source_BS: jax.Array, **mode) -> jax.Array:
         """The encoder's output, (B, S, D)."""
-        return self._encode(source_BS, Places.of(source_BS), **mode)[0]
+        return self._encode(source_BS, TokenPositions.of(source_BS), **mode)[0]
 
     def start_cache(self, source_BS: jax.Array, max_length: int, beam_size: int = 1) -> DecoderCache:
         """Encodes the source: the cache before the first of at most `max_length` calls of `decode_step`."""
-        memory = self.decoder.project_memory(self.encode(source_BS), Places.of(source_BS))
+        memory = self.decoder.project_memory(self.encode(source_BS), TokenPositions.of(source_BS))
         return DecoderCache(self.decoder.start_cache(source_BS.shape[0], max_length, beam_size), memory)
 
     def decode_step(
@@ -240,19 +245,19 @@ class EncoderDecoder(nn.Module):
         """
         x_BWD = _embed_at(index, token, self.target_inputs)
         x_BWD, cache = self.decoder.step(
-            x_BWD, cache, index, ancestor_BWT=ancestor_BWT, memory_places=Places.of(source_BS)
+            x_BWD, cache, index, ancestor_BWT=ancestor_BWT, memory_positions=TokenPositions.of(source_BS)
         )
         return project(x_BWD, self.output(), self.config).reshape(*token.shape, -1), cache
 
     def start_filling(self, source_BS: jax.Array) -> tuple[tuple[KVCache, ...], jax.Array]:
         """Encodes the source for a masked decoder: what `fill` reads, and logits (B, max_length) of the length."""
-        source = Places.of(source_BS)
+        source = TokenPositions.of(source_BS)
         memory_BSD, length_logits = self._encode(source_BS, source)
         return self.decoder.project_memory(memory_BSD, source), length_logits
 
     def fill(self, target_BT: jax.Array, memory: tuple[KVCache, ...], source_BS: jax.Array) -> jax.Array:
         """What a masked decoder makes of each token, (B, T, D), given what `start_filling` made of the source."""
-        return self._decode(target_BT, Places.of(target_BT), memory, Places.of(source_BS))
+        return self._decode(target_BT, TokenPositions.of(target_BT), memory, TokenPositions.of(source_BS))
 
     def logits(self, x_BTD: jax.Array) -> jax.Array:
         """`project` of what `fill` returned: (B, T, V), float32."""
@@ -261,7 +266,7 @@ class EncoderDecoder(nn.Module):
 
 def _embed_at(index: jax.Array, token: jax.Array, inputs: Inputs) -> jax.Array:
     """Tokens (B,) or (B, W) that all stand at position `index`, as the decoder's input: (B, W, D)."""
-    return inputs(token.reshape(token.shape[0], -1), Places.at(jnp.reshape(index, (1,))), deterministic=True)
+    return inputs(token.reshape(token.shape[0], -1), TokenPositions.at(jnp.reshape(index, (1,))), deterministic=True)
 
 
 class EncoderClassifier(nn.Module):
@@ -279,11 +284,11 @@ class EncoderClassifier(nn.Module):
 
     def __call__(self, source_BS: jax.Array, **mode) -> jax.Array:
         """Logits (B, C), float32, for ids with 0 = padding; `mode` as in `EncoderDecoder`."""
-        source = Places.of(source_BS)
+        source = TokenPositions.of(source_BS)
         x_BSD = self.encoder(self.source_inputs(source_BS, source, **mode), source, **mode)
         return self.classes(self.drop(self._pool(x_BSD.astype(jnp.float32), source), **mode))
 
-    def _pool(self, x_BSD: jax.Array, source: Places) -> jax.Array:
+    def _pool(self, x_BSD: jax.Array, source: TokenPositions) -> jax.Array:
         """One vector a text, (B, D): the first token's, or the mean over tokens that are not padding."""
         if self.config.pooling == "first":
             return x_BSD[:, 0]
@@ -316,7 +321,7 @@ class DecoderLM(nn.Module):
             padding. None: one text a row.
           mode: as in `EncoderDecoder`.
         """
-        target = Places.of(target_BT, segment_BT)
+        target = TokenPositions.of(target_BT, segment_BT)
         return self.decoder(self.target_inputs(target_BT, target, **mode), target, **mode)
 
     def output_weights(self) -> dict[str, jax.Array]:

@@ -257,12 +257,12 @@ class MeshMode:
             step = jax.shard_map(step, mesh=self.mesh, **specs, check_vma=False)  # a kernel's output has no such type
         step = compiled_for(step, self.mesh, (DATA, FSDP), keeps_rows=True)
         donated = (0,) if donate else ()
-        traced = jax.jit(step, donate_argnums=donated).trace(self.held(state), batch)
+        traced = jax.jit(step, donate_argnums=donated).trace(self.abstract(state), batch)
         jitted = jax.jit(step, donate_argnums=donated, out_shardings=sharding.of(traced.out_info, self.mesh))
-        lowered = jitted.lower(self.held(state), batch)  # JAX remembers what it has traced
+        lowered = jitted.lower(self.abstract(state), batch)  # JAX remembers what it has traced
         return lowered.compile(compiler_options=compiler_options(self.mesh))
 
-    def held(self, tree: Tree) -> Tree:
+    def abstract(self, tree: Tree) -> Tree:
         """Shapes and types of a state or a part of it, with how this mode holds it: what a checkpoint is read into."""
         shardings = sharding.of(tree, self.mesh)
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
@@ -332,7 +332,7 @@ class PmapMode:
         """pmap takes an explicit device list within one process only; over several it uses all."""
         return None if jax.process_count() > 1 else self._local
 
-    def held(self, tree: Tree) -> Tree:
+    def abstract(self, tree: Tree) -> Tree:
         """Shapes and types of a state or a part of it, whole on every device: what a checkpoint is read into."""
         return whole_on(self.mesh, tree)
 

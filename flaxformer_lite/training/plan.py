@@ -206,7 +206,7 @@ def decoding(config: Config, target: Target) -> Plan:
     rows = decoder.rows(length)
     steps = min(length + config.decode.max_extra_length, config.model.max_length)
     work = flops.decoding(config, rows, length, steps) / mesh.size
-    params = parallel.MeshMode(mesh).held(params)
+    params = parallel.MeshMode(mesh).abstract(params)
     return _planned(lambda: decoder.compile(params, rows, length), target, rows, length, work)
 
 

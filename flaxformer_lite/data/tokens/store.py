@@ -215,7 +215,7 @@ def _join_parts(folder: Path, column: str, parts: int, dtype: type) -> None:
 
 # Plain processes and not `multiprocessing`, which runs the caller's main module again in each of them: a script may
 # have no guard there, and ours would load JAX.
-CHILD = "import sys; from flaxformer_lite.data import store; store.do_part(sys.argv[1], int(sys.argv[2]))"
+CHILD = "import sys; from flaxformer_lite.data.tokens import store; store.do_part(sys.argv[1], int(sys.argv[2]))"
 
 
 def do_part(job: str, part: int) -> None:
