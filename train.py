@@ -1,7 +1,7 @@
-"""Trains a config: `python train.py [--config=configs/x.py] [--workdir=W] [--config.section.field=value ...]`.
+"""Trains a config: `python train.py [--config=X] [--workdir=W] [--config.section.field=value ...]`.
 
-Without flags: `configs/default.py`, into a new folder under `runs/`. With the workdir of a run that was stopped, it
-goes on from the newest checkpoint. `python train.py --help` lists the flags.
+Without flags, trains `configs/default.py` in a new folder under `runs/`. With the workdir of a run
+that was stopped, resumes from its newest checkpoint. `python train.py --help` lists the flags.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Checks and measures this package on the accelerator of this machine: one command, a few minutes.
+"""Checks and benchmarks this package on the accelerator of this machine, in a few minutes.
 
     python -m benchmarks.accelerator                    # on a machine with a GPU or TPU
     python -m benchmarks.accelerator --rehearse         # every part with tiny sizes, on any machine
@@ -6,19 +6,22 @@
 The parts, in this order:
 
     device      versions, devices, and the speed of a large bfloat16 matrix product
-    attention   every backend and mask, values and gradients, against the reference in float32
-    smoke       40 steps of the smoke config: losses beside a CPU's, and a resumed run beside one that was not stopped
-    base        training steps of the paper's base model, bfloat16, 25,600 tokens, beside `torch.compile` where it is
-                installed, and what `flaxformer-lite plan` says of them
-    decoding    tokens a second of the base model, bfloat16, greedy and with a beam of 4, 32 and 512 sentences
-    big         as `base`, of the paper's big model
-    multi30k    `multi30k_tok` with two buckets for two minutes, and its BLEU on the test (greedy), if the data is there
-                and three minutes of `--seconds` are left
+    attention   values and gradients of every backend and mask, against the reference in float32
+    smoke       40 steps of the smoke config: losses against a CPU's; a resumed run against one
+                without interruption
+    base        training steps of the paper's base model, bfloat16, 25,600 tokens; the same in
+                `torch.compile`, if installed, and the estimate of `flaxformer-lite plan`
+    decoding    tokens a second of the base model, bfloat16, greedy and with a beam of 4, for 32 and
+                512 sentences
+    big         as `base`, for the paper's big model
+    multi30k    `multi30k_tok` with 2 buckets, trained for 2 minutes, and its greedy test BLEU; only
+                if its data exists and 3 minutes of `--seconds` are left
 
-On a machine without a network, `python -m benchmarks.offline` collects what it lacks beforehand.
+For a machine without a network, `python -m benchmarks.offline` collects the dependencies.
 
-Results are written after each part, to a JSON file and as text, so a run that is cut off keeps what it has. A part that
-fails is reported, and the next one starts. Parts that are checked, not timed, share the device.
+Results are written after each part, as JSON and as text, so an interrupted run keeps them. If a
+part fails, the failure is reported and the next part starts. Parts that are not timed share the
+device.
 """
 
 import argparse
@@ -47,10 +50,10 @@ import numpy as np
 from benchmarks import train_step
 
 ROOT = Path(__file__).parent.parent
-# Largest difference over largest value of the reference: what bfloat16 rounds, and what float32 does.
+# Largest difference, relative to the largest value of the reference: the rounding of each dtype.
 BOUNDS = {"bfloat16": 2e-2, "float32": 2e-5}
 STEPS, RESUMED_AT = 40, 20  # of the smoke config
-TRAINED, LEFT = 120, 180  # seconds that `multi30k` trains, and that must be left for it
+TRAINED, LEFT = 120, 180  # seconds of training in `multi30k`, and seconds that it needs
 LOSS_BOUND = 1e-3  # relative difference from a CPU's losses
 Result = dict[str, Any]
 
@@ -59,22 +62,28 @@ Result = dict[str, Any]
 class Sizes:
     """Sizes of the computations of each part."""
 
-    side: int  # of the square matrices that are multiplied
-    rows: tuple[int, int, int, int]  # of attention: batch, length, heads, numbers a head
+    side: int  # of the square matrices of the product
+    rows: tuple[int, int, int, int]  # of attention: batch, length, heads, width of a head
     base: str  # of `train_step.SIZES`
     big: str
     decoder: dict[str, int]  # fields of `ModelConfig`
     sentences: tuple[int, ...]
-    rounds: int  # measurements of each speed
+    rounds: int  # repeats of each measurement
 
 
 FULL = Sizes(8192, (4, 256, 8, 64), "paper_base", "paper_big", {"vocab_size": 16_000}, (32, 512), 5)
-SMALL = {"d_model": 64, "num_heads": 2, "d_ff": 128, "num_encoder_layers": 1, "num_decoder_layers": 1}
+SMALL = {
+    "d_model": 64,
+    "num_heads": 2,
+    "d_ff": 128,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+}
 TINY = Sizes(512, (2, 128, 2, 64), "tiny", "tiny", SMALL | {"vocab_size": 500}, (4, 8), 2)
 
 
 def device(sizes: Sizes) -> Result:
-    """Versions, devices, and FLOPs a second of a product of bfloat16 matrices (multiply-adds count as two)."""
+    """Returns versions, devices, and FLOP/s of a bfloat16 product (a multiply-add counts as 2)."""
     import flax
     import jax
     import jax.numpy as jnp
@@ -86,7 +95,10 @@ def device(sizes: Sizes) -> Result:
     found = jax.devices()
     x = jax.random.normal(jax.random.key(0), (sizes.side, sizes.side), jnp.bfloat16)
     product = jax.jit(lambda x, y: x @ y)
-    seconds = [_seconds(lambda: jax.block_until_ready([product(x, x) for _ in range(10)])) for _ in range(6)][1:]
+    seconds = [
+        _seconds(lambda: jax.block_until_ready([product(x, x) for _ in range(10)]))
+        for _ in range(6)
+    ][1:]
     return {
         "python": sys.version.split()[0],
         "versions": versions,
@@ -100,7 +112,10 @@ def device(sizes: Sizes) -> Result:
 
 
 def attention(sizes: Sizes) -> Result:
-    """Of each backend, dtype and mask: the largest relative difference of values and gradients from the reference's."""
+    """Returns the largest relative difference of values and gradients from the reference's.
+
+    It has one for each backend, dtype and mask.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -126,7 +141,7 @@ def attention(sizes: Sizes) -> Result:
             ("causal window", True, L // 8),
         )
     }
-    real = padded_BL[:, :, None, None]  # what padding gets is of no interest
+    real = padded_BL[:, :, None, None]  # outputs of padding are not compared
 
     def reference(query, key, value, mask):
         return weighted_sum(softmax(dot_product_scores(query, key), mask.array()), value)
@@ -138,9 +153,13 @@ def attention(sizes: Sizes) -> Result:
         except ValueError as error:
             return str(error).split(": ", 2)[-1].partition(";")[0]
 
-    def results(backend: str, dtype: str, wanted: dict[str, AttentionMask]) -> dict[str, list[np.ndarray]]:
-        """Values, and gradients by queries, keys and values, for each pattern; one program."""
-        attend = reference if backend == "reference" else functools.partial(backends.attend, backend)
+    def results(
+        backend: str, dtype: str, wanted: dict[str, AttentionMask]
+    ) -> dict[str, list[np.ndarray]]:
+        """Returns values, and gradients by queries, keys and values, for each pattern."""
+        attend = (
+            reference if backend == "reference" else functools.partial(backends.attend, backend)
+        )
 
         def of_pattern(inputs, mask):
             def loss(inputs):
@@ -150,54 +169,86 @@ def attention(sizes: Sizes) -> Result:
             gradients, mixed = jax.grad(loss, has_aux=True)(inputs)
             return [mixed, *gradients]
 
-        run = jax.jit(lambda inputs: {name: of_pattern(inputs, mask) for name, mask in wanted.items()})
+        run = jax.jit(
+            lambda inputs: {name: of_pattern(inputs, mask) for name, mask in wanted.items()}
+        )
         with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
             found = run([jnp.asarray(x, dtype) for x in inputs])
         return jax.tree.map(lambda x: np.asarray(x, np.float32), found)
 
     def differences(backend: str, dtype: str) -> Result:
-        refused = {name: why for name, mask in patterns.items() if (why := refusal(backend, dtype, mask))}
+        refused = {
+            name: why for name, mask in patterns.items() if (why := refusal(backend, dtype, mask))
+        }
         if len(refused) == len(patterns):
             return {"refused": ", ".join(sorted(set(refused.values())))}
         try:
-            found = results(backend, dtype, {name: patterns[name] for name in patterns if name not in refused})
-        except Exception as error:  # one backend failed; measure the others
+            found = results(
+                backend, dtype, {name: patterns[name] for name in patterns if name not in refused}
+            )
+        except Exception as error:  # one backend failed; continue with the others
             return {"failed": f"{type(error).__name__}: {error}"[:2000]}
         of_mask = {
-            name: max(float(np.abs(x - y).max() / np.abs(y).max()) for x, y in zip(arrays, expected[name], strict=True))
+            name: max(
+                float(np.abs(x - y).max() / np.abs(y).max())
+                for x, y in zip(arrays, expected[name], strict=True)
+            )
             for name, arrays in found.items()
         }
-        return {"largest": of_mask, "refused": refused, "within": all(d <= BOUNDS[dtype] for d in of_mask.values())}
+        return {
+            "largest": of_mask,
+            "refused": refused,
+            "within": all(d <= BOUNDS[dtype] for d in of_mask.values()),
+        }
 
     expected = results("reference", "float32", patterns)
     asked = [(b, d) for b in ("reference", "xla", "blockwise", "cudnn", "flash") for d in BOUNDS]
     with ThreadPoolExecutor(4) as pool:  # compiling takes most of the time
         found = pool.map(lambda each: differences(*each), asked)
-        return {f"{backend}, {dtype}": each for (backend, dtype), each in zip(asked, found, strict=True)}
+        return {
+            f"{backend}, {dtype}": each for (backend, dtype), each in zip(asked, found, strict=True)
+        }
 
 
 def smoke(sizes: Sizes) -> Result:
-    """Losses of the smoke config here and on a CPU, and of a run of half the steps that is resumed here.
+    """Compares losses of the smoke config here with a CPU's, and with those of a resumed run here.
 
-    Deterministic operations exclude autotuning, so two processes that compile by themselves compute the same bits.
+    Deterministic operations exclude autotuning, so that processes with separate compilations
+    compute the same bits.
     """
     with tempfile.TemporaryDirectory() as folder:
-        flags = [f"--config.train.{name}={RESUMED_AT}" for name in ("eval_every", "checkpoint_every")]
-        exact = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()}
+        flags = [
+            f"--config.train.{name}={RESUMED_AT}" for name in ("eval_every", "checkpoint_every")
+        ]
+        exact = {
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} "
+            "--xla_gpu_deterministic_ops=true".strip()
+        }
         exact |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
         def train(name: str, steps: int, **environment: str) -> list[float]:
-            """Losses of the steps up to `steps`, those of earlier starts in this workdir included."""
-            command = [sys.executable, "-m", "flaxformer_lite", "train", "--config=smoke", f"--workdir={folder}/{name}"]
+            """Returns the losses of all steps of the workdir, trained up to `steps`."""
+            command = [
+                sys.executable,
+                "-m",
+                "flaxformer_lite",
+                "train",
+                "--config=smoke",
+                f"--workdir={folder}/{name}",
+            ]
             command += [*flags, f"--config.train.num_steps={steps}"]
             caches = {
                 "JAX_COMPILATION_CACHE_DIR": f"{folder}/{name}_compiled",
                 "TFDS_DATA_DIR": f"{folder}/{name}_data",
             }
             environment = os.environ | exact | caches | environment
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True
+            )
             if done.returncode:
-                raise RuntimeError(f"{name}: train ended with {done.returncode}: {done.stderr[-2000:]}")
+                raise RuntimeError(
+                    f"{name}: train ended with {done.returncode}: {done.stderr[-2000:]}"
+                )
             lines = map(json.loads, Path(folder, name, "metrics.jsonl").read_text().splitlines())
             return [line["loss"] for line in lines if line["split"] == "train"]
 
@@ -221,16 +272,21 @@ def smoke(sizes: Sizes) -> Result:
 
 
 def training(sizes: Sizes, model: str, accelerator: str | None) -> Result:
-    """Milliseconds a step, arithmetic and memory of each engine, which take turns; a plan's estimate beside them.
+    """Returns milliseconds a step, FLOP/s and memory of each engine, and the estimate of `plan`.
 
-    `accelerator`: the name that `plan` has for the device; None: it has none, and the plan is that for an H100.
+    The engines alternate.
+
+    Args:
+      accelerator: the device's name in `plan`; None: it has none, and the plan is for an H100.
     """
     from flaxformer_lite.training import flops
 
     arguments = argparse.Namespace(size=model, dtype="bfloat16", flax_wmt="")
     engines = ["ours", *(["torch.compile"] if importlib.util.find_spec("torch") else [])]
     with ThreadPoolExecutor(len(engines) + 1) as pool:
-        planned = pool.submit(_child, "estimate", sizes, model, accelerator or "h100", JAX_PLATFORMS="cpu")
+        planned = pool.submit(
+            _child, "estimate", sizes, model, accelerator or "h100", JAX_PLATFORMS="cpu"
+        )
         workers = {name: pool.submit(train_step.Worker, name, arguments) for name in engines}
     failed = {name: str(error) for name, worker in workers.items() if (error := worker.exception())}
     workers = {name: worker.result() for name, worker in workers.items() if name not in failed}
@@ -238,7 +294,7 @@ def training(sizes: Sizes, model: str, accelerator: str | None) -> Result:
         for _ in range(sizes.rounds):
             for worker in workers.values():
                 worker.turn()
-    finally:  # a process that stays keeps its memory on the device
+    finally:  # a running process would keep its memory on the device
         for worker in workers.values():
             worker.end()
     size = train_step.SIZES[model]
@@ -259,19 +315,28 @@ def training(sizes: Sizes, model: str, accelerator: str | None) -> Result:
 
 
 def multi30k(sizes: Sizes, seconds: float = TRAINED) -> Result:
-    """Steps and test BLEU of `multi30k_tok`, stopped by SIGTERM after so many seconds, compilation included."""
+    """Returns steps and test BLEU of `multi30k_tok`, stopped by SIGTERM after `seconds`.
+
+    The seconds include compilation.
+    """
     files = [path for split in ("train", "val", "test_2016_flickr") for path in data_files(split)]
     if lacking := [path for path in files if not list(ROOT.glob(path))]:
         return {"skipped": f"{ROOT / lacking[0]} is not there; see configs/multi30k_tok.py"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flaxformer_lite"]
-        flags = ["--config=multi30k_tok", "--config.data.buckets=(24,64)", "--config.train.eval_every=100000"]
+        flags = [
+            "--config=multi30k_tok",
+            "--config.data.buckets=(24,64)",
+            "--config.train.eval_every=100000",
+        ]
         if sizes is TINY:
             flags += ["--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=1"]
         errors = Path(folder, "errors")
         with errors.open("w") as log:
             options = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": log}
-            run = subprocess.Popen([*command, "train", f"--workdir={folder}/run", *flags], **options)
+            run = subprocess.Popen(
+                [*command, "train", f"--workdir={folder}/run", *flags], **options
+            )
             try:
                 run.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -281,19 +346,29 @@ def multi30k(sizes: Sizes, seconds: float = TRAINED) -> Result:
         log = Path(folder, "run", "metrics.jsonl")
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         if not lines:
-            raise RuntimeError(f"train ended with {code} and logged no step: {errors.read_text()[-2000:]}")
+            raise RuntimeError(
+                f"train ended with {code} and logged no step: {errors.read_text()[-2000:]}"
+            )
         found = {"steps": lines[-1]["step"], "loss": lines[-1]["loss"], "exit_code": code}
-        evaluate = [*command, "evaluate", f"--workdir={folder}/run", "--split=test", "--method=greedy"]
+        evaluate = [
+            *command,
+            "evaluate",
+            f"--workdir={folder}/run",
+            "--split=test",
+            "--method=greedy",
+        ]
         done = subprocess.run(evaluate, cwd=ROOT, capture_output=True, text=True, timeout=300)
         if done.returncode:
             return found | {"failed": done.stderr[-2000:]}
         score = re.search(r"^bleu_tokenized +([\d.]+)", done.stdout, re.MULTILINE)
-        signature = re.search(r"^bleu_tokenized: sacreBLEU signature (\S+)", done.stdout, re.MULTILINE)
+        signature = re.search(
+            r"^bleu_tokenized: sacreBLEU signature (\S+)", done.stdout, re.MULTILINE
+        )
         return found | {"test_bleu": float(score.group(1)), "signature": signature.group(1)}
 
 
 def _ended(run: subprocess.Popen) -> int:
-    """The exit code of a process that gets a minute to end."""
+    """Returns the exit code of a process, which is killed if it runs for another minute."""
     try:
         return run.wait(60)
     except subprocess.TimeoutExpired:
@@ -302,30 +377,35 @@ def _ended(run: subprocess.Popen) -> int:
 
 
 def data_files(split: str) -> tuple[str, ...]:
-    """Where `multi30k_tok` looks for a split, its German and its English half, gzip or not."""
+    """Returns the globs of the English and the German file of a split of `multi30k_tok`."""
     return tuple(f"multi30k/tok/{split}.lc.norm.tok.{language}*" for language in ("en", "de"))
 
 
 def estimate(sizes: Sizes, model: str, name: str) -> Result:
-    """What `flaxformer-lite plan` says of a step of this model on one device, compiled on this machine's CPU."""
+    """Returns the estimate of `flaxformer-lite plan` for a step on one device.
+
+    The step is compiled on the CPU of this machine.
+    """
     from flaxformer_lite.system import runtime
     from flaxformer_lite.training import plan, topology
 
     topology.prepare(name)
     size = train_step.SIZES[model]
     config = train_step.config_of(size, "bfloat16")
-    data = dataclasses.replace(config.data, vocab_size=size.vocabulary, tokens_per_batch=size.rows * size.length)
+    data = dataclasses.replace(
+        config.data, vocab_size=size.vocabulary, tokens_per_batch=size.rows * size.length
+    )
     runtime.start()
     target = plan.target(dataclasses.replace(config, data=data), name, 1)
     (found,) = plan.plan(dataclasses.replace(config, data=data), target)
     compiler = target.compiler or "a CPU's"
     if found.memory is None:
-        return {"device": name, "compiler": compiler, "lack": found.lack}
+        return {"device": name, "compiler": compiler, "lack": found.shortage}
     return {"device": name, "compiler": compiler, "gb": found.memory.total / 1e9}
 
 
 def decoding(sizes: Sizes) -> Result:
-    """Tokens a second; 20 tokens to read and 32 to write in each sentence."""
+    """Returns tokens a second, for sentences of 20 source tokens and 32 generated ones."""
     import jax
 
     from benchmarks import decode
@@ -335,14 +415,20 @@ def decoding(sizes: Sizes) -> Result:
     from flaxformer_lite.config import DecodeConfig, ModelConfig
     from flaxformer_lite.decoding.decoder import Decoder
     from flaxformer_lite.model.transformer import build_model
-    from flaxformer_lite.training import parallel
+    from flaxformer_lite.training import meshes, parallel
 
     model = build_model(ModelConfig(dtype="bfloat16", **sizes.decoder))
     most = max(sizes.sentences)
     shape = (most, decode.SOURCE)
-    ids = np.random.default_rng(0).integers(4, sizes.decoder["vocab_size"] - 1, size=shape).astype(np.int32)
-    mesh = parallel.make_mesh(-1)
-    params = parallel.MeshMode(mesh).make_state(lambda: model.init(jax.random.key(0), ids[:1], ids[:1])["params"])
+    ids = (
+        np.random.default_rng(0)
+        .integers(4, sizes.decoder["vocab_size"] - 1, size=shape)
+        .astype(np.int32)
+    )
+    mesh = meshes.make_mesh(-1)
+    params = parallel.MeshMode(mesh).make_state(
+        lambda: model.init(jax.random.key(0), ids[:1], ids[:1])["params"]
+    )
     limits = {"min_length": decode.NEW, "max_extra_length": decode.NEW - decode.SOURCE - 1}
     methods = {"greedy": {"method": "greedy"}, "beam 4": {"method": "beam", "beam_size": 4}}
     runs = {}
@@ -350,7 +436,9 @@ def decoding(sizes: Sizes) -> Result:
         for count in sizes.sentences:
             options = {"rows": count, "sharding": parallel.decoding_shardings(mesh)}
             decoder = Decoder(model, DecodeConfig(**limits, **method), **options)
-            runs[f"{name}, {count} sentences"] = functools.partial(decoder, params, list(ids[:count]))
+            runs[f"{name}, {count} sentences"] = functools.partial(
+                decoder, params, list(ids[:count])
+            )
     first = {}
 
     def compile(name: str) -> None:
@@ -376,16 +464,17 @@ PARTS = {
     "decoding": decoding,
     "multi30k": multi30k,
 }
-MODELS = ("base", "big")  # parts too, both by `training`
-TOGETHER = (
+MODELS = ("base", "big")  # further parts, run by `training`
+TOGETHER = (  # parts that run in parallel, since they are not timed
     ("device",),
     ("attention", "smoke"),
     ("base",),
     ("decoding",),
     ("big",),
     ("multi30k",),
-)  # untimed parts run in parallel
-CHILDREN = {"device", "attention", "decoding", "estimate"}  # use the device themselves, so have processes of their own
+)
+# Parts that use the device in this package's code: each has its own process.
+CHILDREN = {"device", "attention", "decoding", "estimate"}
 
 
 def _seconds(run: Callable[[], Any]) -> float:
@@ -399,30 +488,32 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _child(part: str, sizes: Sizes, *more: str, **environment: str) -> Result:
-    """The result of a part, computed in a process of its own."""
+    """Returns the result of a part, computed in its own process."""
     command = [sys.executable, "-m", "benchmarks.accelerator", "--part", part, *more]
     command += ["--rehearse"] if sizes is TINY else []
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{part} ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def measured(part: str, sizes: Sizes, accelerator: str | None = None) -> Result:
-    """The result of a part with the seconds that it took, or how it failed."""
+    """Returns the result of a part with its seconds, or its traceback if it failed."""
     started = time.monotonic()
     try:
         if part in MODELS:
             found = training(sizes, getattr(sizes, part), accelerator)
         else:
             found = _child(part, sizes) if part in CHILDREN else PARTS[part](sizes)
-    except Exception:  # report it and run the next part
+    except Exception:  # is reported, and the next part runs
         found = {"failed": traceback.format_exc()[-3000:]}
     return found | {"seconds": round(time.monotonic() - started, 1)}
 
 
 def lines_of(found: Result, indent: str = "") -> list[str]:
-    """A result as text, a line a figure."""
+    """Returns a result as text, one line a figure."""
     lines = []
     for name, value in found.items():
         if isinstance(value, dict) and set(value) == {"median", "lowest", "highest"}:
@@ -435,13 +526,26 @@ def lines_of(found: Result, indent: str = "") -> list[str]:
 
 
 def main() -> None:
-    """Runs the parts one after another; prints and writes their results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="the JSON file; text goes beside it. Default: by the device's name")
+    """Runs the parts; prints and writes their results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="JSON file to write, with a text file beside it; default: named after the device",
+    )
     names = [*PARTS, *MODELS]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these parts alone")
-    parser.add_argument("--seconds", type=float, default=360, help="for all parts; `multi30k` is left out beyond it")
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes")
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, help="run only these parts"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=360,
+        help="time limit of all parts, after which `multi30k` is skipped",
+    )
+    parser.add_argument("--rehearse", action="store_true", help="use tiny sizes")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     sizes = TINY if arguments.rehearse else FULL
@@ -457,8 +561,13 @@ def main() -> None:
     started = time.monotonic()
     for together in TOGETHER:
         parts = [part for part in together if part in arguments.only or part == "device"]
-        if parts == ["multi30k"] and (left := arguments.seconds - (time.monotonic() - started)) < LEFT:
-            result["multi30k"] = {"skipped": f"{left:.0f} of {arguments.seconds:.0f} seconds were left"}
+        if (
+            parts == ["multi30k"]
+            and (left := arguments.seconds - (time.monotonic() - started)) < LEFT
+        ):
+            result["multi30k"] = {
+                "skipped": f"{left:.0f} of {arguments.seconds:.0f} seconds were left"
+            }
             parts = []
         with ThreadPoolExecutor(len(together)) as pool:
             run = functools.partial(measured, sizes=sizes, accelerator=accelerator)

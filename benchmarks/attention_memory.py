@@ -1,8 +1,10 @@
-"""Memory and time of attention's value and gradients as texts get longer: the reference and blocks. One row, causal.
+"""Memory and time of attention with gradients over the length, for the reference and `blockwise`.
 
-Each point is a process of its own. Compiler: what the compiled program reserves besides inputs and outputs. Peak: the
-most memory the process ever held, Python and JAX included. Time: the median of the repeats, and their spread. A point
-over the memory limit is not run.
+The attention is causal, with one row. Each point runs in its own process.
+
+Compiler: memory of the compiled step besides inputs and outputs. Peak: largest memory of the
+process, Python and JAX included. Time: median of the repeats, and their range. A point over the
+memory limit is not run.
 
     python benchmarks/attention_memory.py --longest=16384
 """
@@ -28,7 +30,7 @@ NAMES = ("reference", "blockwise")
 
 
 def loss(query_BTHK: jax.Array, key_BSHK: jax.Array, value_BSHK: jax.Array, name: str) -> jax.Array:
-    """The sum of what causal attention gives."""
+    """Returns the sum of the outputs of causal attention."""
     positions = TokenPositions.at(jnp.arange(query_BTHK.shape[1]))
     mask = AttentionMask(positions, positions, causal=True)
     if name == "reference":
@@ -37,7 +39,10 @@ def loss(query_BTHK: jax.Array, key_BSHK: jax.Array, value_BSHK: jax.Array, name
 
 
 def measure(name: str, length: int, *, repeats: int, limit_bytes: float) -> dict:
-    """The figures of one point, in bytes and seconds; without peak and seconds if it is over the limit."""
+    """Returns the figures of one point in bytes and seconds.
+
+    A point over the limit has no peak and no seconds.
+    """
     numbers = np.random.default_rng(0).normal(size=(3, 1, length, HEADS, D_HEAD))
     inputs = [jnp.asarray(x, jnp.float32) for x in numbers]
     gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)), static_argnums=3)
@@ -46,16 +51,19 @@ def measure(name: str, length: int, *, repeats: int, limit_bytes: float) -> dict
     if point["compiler"] > limit_bytes:
         return point
     seconds = []
-    for _ in range(repeats + 1):  # the first, which also touches the memory, is not counted
+    for _ in range(repeats + 1):  # the first is a warm-up, which also touches new memory pages
         started = time.perf_counter()
         jax.block_until_ready(compiled(*inputs))
         seconds.append(time.perf_counter() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return point | {"peak": peak * (1 if sys.platform == "darwin" else 1024), "seconds": seconds[1:]}
+    return point | {
+        "peak": peak * (1 if sys.platform == "darwin" else 1024),
+        "seconds": seconds[1:],
+    }
 
 
 def table_row(name: str, length: int, point: dict) -> str:
-    """One line of the table."""
+    """Returns one line of the table."""
     peak, times = "-", "-"
     if "seconds" in point:
         seconds = point["seconds"]
@@ -65,20 +73,31 @@ def table_row(name: str, length: int, point: dict) -> str:
 
 
 def main() -> None:
-    """Prints the table, a point at a time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shortest", type=int, default=1024, help="tokens; doubled from here")
-    parser.add_argument("--longest", type=int, default=16384, help="tokens, the longest that is measured")
+    """Prints the table point by point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shortest", type=int, default=1024, help="shortest length in tokens; doubled from there"
+    )
+    parser.add_argument("--longest", type=int, default=16384, help="longest length in tokens")
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of each point")
-    parser.add_argument("--memory-limit", type=float, default=8.0, help="GiB; points that need more are not run")
-    parser.add_argument("--point", nargs=2, metavar=("NAME", "LENGTH"), help="measure this one alone, as JSON")
+    parser.add_argument(
+        "--memory-limit", type=float, default=8.0, help="GiB; points that need more are not run"
+    )
+    parser.add_argument(
+        "--point", nargs=2, metavar=("NAME", "LENGTH"), help="measure only this point; print JSON"
+    )
     arguments = parser.parse_args()
     if arguments.point:
         name, length = arguments.point[0], int(arguments.point[1])
         limit_bytes = arguments.memory_limit * 2**30
         print(json.dumps(measure(name, length, repeats=arguments.repeats, limit_bytes=limit_bytes)))
         return
-    print("| tokens | attention | compiler, MiB | peak, MiB | seconds |\n| ---: | --- | ---: | ---: | ---: |")
+    print(
+        "| tokens | attention | compiler, MiB | peak, MiB | seconds |\n| ---: | --- | ---: | "
+        "---: | ---: |"
+    )
     length = arguments.shortest
     while length <= arguments.longest:
         for name in NAMES:

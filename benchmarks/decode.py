@@ -1,9 +1,10 @@
-"""Decoding speed at the size of the paper's base model, beside two engines: Marian in Transformers, and CTranslate2.
+"""Decoding speed at the size of the paper's base model, against Marian and CTranslate2.
 
-Random weights, float32, 32 sentences of 20 source tokens, exactly 32 new tokens each, greedy and with a beam of 4. Each
-engine has processes of its own, set up as its users' are, and the engines take turns, so that whatever else the machine
-does meets all of them. Ours is measured on one CPU device, and on two that share the sentences or the model
-(`tensor`); CTranslate2 has a worker for each thread, with its share of the sentences, and Marian all threads.
+Random weights, float32, 32 sentences of 20 source tokens, exactly 32 new tokens each, greedy and
+with a beam of 4. Each engine has its own process, configured as its documentation recommends. The
+engines alternate, so that other load on the machine affects all of them. This package runs on one
+CPU device, and on several that share the sentences or the model (`tensor`). CTranslate2 has a
+worker for each thread, with its share of the sentences; Marian (in Transformers) uses all threads.
 
     pip install -e '.[bench]' && python benchmarks/decode.py
     python benchmarks/decode.py --only=ours --devices=1
@@ -23,19 +24,21 @@ from pathlib import Path
 
 import numpy as np
 
-PAUSE = 0.5  # seconds before a run: threads of another engine that wait for work by spinning have given up then
+# Seconds before a run: by then, idle threads of another engine no longer spin.
+PAUSE = 0.5
 V, SENTENCES, SOURCE, NEW, BEAM = 16_000, 32, 20, 32, 4
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-Engine = dict[int, Callable[[], int]]  # number of beams (1: greedy) -> decodes its sentences, returns how many tokens
+# number of beams (1: greedy) -> a function that decodes all sentences and returns the token count
+Engine = dict[int, Callable[[], int]]
 
 
 def sources() -> np.ndarray:
-    """The ids of every sentence, (SENTENCES, SOURCE), none of them a special symbol."""
+    """Returns the ids of all sentences, (SENTENCES, SOURCE), without special symbols."""
     return np.random.default_rng(0).integers(4, V - 1, size=(SENTENCES, SOURCE)).astype(np.int32)
 
 
 def ours(data: int, tensor: int) -> Engine:
-    """This package, on `data` groups of `tensor` CPU devices which share the model, started as its commands are."""
+    """This package, on `data` groups of `tensor` CPU devices that share a model."""
     os.environ["JAX_NUM_CPU_DEVICES"] = str(data * tensor)
     from flaxformer_lite.system import runtime
 
@@ -45,10 +48,10 @@ def ours(data: int, tensor: int) -> Engine:
     from flaxformer_lite.config import DecodeConfig, ModelConfig
     from flaxformer_lite.decoding.decoder import Decoder
     from flaxformer_lite.model.transformer import build_model
-    from flaxformer_lite.training import parallel
+    from flaxformer_lite.training import meshes, parallel
 
     model, ids = build_model(ModelConfig(vocab_size=V)), sources()
-    mesh = parallel.make_mesh(data, tensor=tensor)
+    mesh = meshes.make_mesh(data, tensor=tensor)
     init = lambda: model.init(jax.random.key(0), ids[:1], ids[:1])["params"]  # noqa: E731
     params = parallel.MeshMode(mesh).make_state(init)
 
@@ -62,35 +65,51 @@ def ours(data: int, tensor: int) -> Engine:
 
 
 def marian(folder: Path) -> Engine:
-    """`MarianMTModel.generate` with random weights of the same shape, saved in `folder` too."""
+    """`MarianMTModel.generate` with random weights of the same shape, also saved in `folder`."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
-    shape = {"d_model": 512, "max_position_embeddings": 256, "activation_function": "relu", "scale_embedding": True}
+    shape = {
+        "d_model": 512,
+        "max_position_embeddings": 256,
+        "activation_function": "relu",
+        "scale_embedding": True,
+    }
     for side in ("encoder", "decoder"):
         shape |= {f"{side}_layers": 6, f"{side}_attention_heads": 8, f"{side}_ffn_dim": 2048}
-    symbols = {"eos_token_id": 0, "pad_token_id": V - 1, "decoder_start_token_id": V - 1, "forced_eos_token_id": None}
-    model = MarianMTModel(MarianConfig(vocab_size=V, tie_word_embeddings=True, **shape, **symbols)).eval()
+    symbols = {
+        "eos_token_id": 0,
+        "pad_token_id": V - 1,
+        "decoder_start_token_id": V - 1,
+        "forced_eos_token_id": None,
+    }
+    model = MarianMTModel(
+        MarianConfig(vocab_size=V, tie_word_embeddings=True, **shape, **symbols)
+    ).eval()
     model.save_pretrained(folder)
     ids = torch.tensor(sources(), dtype=torch.long)
 
     def decode(beams: int) -> int:
         with torch.inference_mode():
-            output = model.generate(ids, num_beams=beams, do_sample=False, min_new_tokens=NEW, max_new_tokens=NEW)
+            output = model.generate(
+                ids, num_beams=beams, do_sample=False, min_new_tokens=NEW, max_new_tokens=NEW
+            )
         return output[:, 1:].numel()
 
     return {beams: functools.partial(decode, beams) for beams in (1, BEAM)}
 
 
 def ctranslate2(folder: Path) -> Engine:
-    """CTranslate2 with the weights that `marian` saved, float32, one thread for each of THREADS workers."""
+    """CTranslate2 with the weights saved by `marian`, float32, THREADS workers of 1 thread."""
     import ctranslate2
     from transformers import MarianTokenizer
 
     write_vocabulary(folder)
-    MarianTokenizer(**{name: str(folder / file) for name, file in VOCABULARY.items()}).save_pretrained(folder)
+    MarianTokenizer(
+        **{name: str(folder / file) for name, file in VOCABULARY.items()}
+    ).save_pretrained(folder)
     converter = ctranslate2.converters.TransformersConverter(str(folder))
     converted = converter.convert(str(folder / "converted"), force=True)
     translator = ctranslate2.Translator(
@@ -115,7 +134,7 @@ VOCABULARY = {"vocab": "vocab.json", "source_spm": "source.spm", "target_spm": "
 
 
 def write_vocabulary(folder: Path) -> None:
-    """A vocabulary of made-up tokens t4, t5, ..., for the converter wants one; and SentencePiece models unread."""
+    """Writes the files that the converter requires: a vocabulary t2, t3, ... and unused models."""
     import json
 
     import sentencepiece
@@ -126,23 +145,27 @@ def write_vocabulary(folder: Path) -> None:
     text.write_text("a b c d e f g h\n" * 9)
     for side in ("source", "target"):
         sentencepiece.SentencePieceTrainer.train(
-            input=str(text), model_prefix=str(folder / side), vocab_size=12, hard_vocab_limit=False, minloglevel=2
+            input=str(text),
+            model_prefix=str(folder / side),
+            vocab_size=12,
+            hard_vocab_limit=False,
+            minloglevel=2,
         )
         (folder / f"{side}.model").rename(folder / f"{side}.spm")
 
 
 def serve(make: Callable[[], Engine], pipe: Connection) -> None:
-    """A child process: for each number of beams that it is sent, sends how many tokens it wrote."""
+    """Runs in a child process: receives numbers of beams, decodes, and sends token counts."""
     engine = make()
     pipe.send("ready")
-    with contextlib.suppress(EOFError):  # the other end is closed: that was all
+    with contextlib.suppress(EOFError):  # the parent closes the pipe at the end
         while True:
             pipe.send(engine[pipe.recv()]())
 
 
 @contextlib.contextmanager
 def running(makes: dict[str, Callable[[], Engine]]) -> Iterator[dict[str, Connection]]:
-    """The pipes to the process of each engine, which are started one after the other, and end where the pipes close."""
+    """Starts a process for each engine and yields the pipes; closing them ends the processes."""
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
     try:
         for name, make in makes.items():
@@ -160,7 +183,7 @@ def running(makes: dict[str, Callable[[], Engine]]) -> Iterator[dict[str, Connec
 
 
 def measure(pipes: dict[str, Connection], repeats: int) -> dict[tuple[str, int], list[float]]:
-    """Seconds of each run, by engine and number of beams: in turn, after one run each that is not counted."""
+    """Returns the seconds of each run, by engine and beams; engines alternate, after a warm-up."""
     seconds = {(name, beams): [] for beams in (1, BEAM) for name in pipes}
     for repeat in range(repeats + 1):
         for (name, beams), times in seconds.items():
@@ -170,18 +193,22 @@ def measure(pipes: dict[str, Connection], repeats: int) -> dict[tuple[str, int],
             tokens = pipes[name].recv()
             taken = time.perf_counter() - started
             if tokens != SENTENCES * NEW:
-                raise RuntimeError(f"{name}, {beams} beams: {tokens} tokens, expected {SENTENCES * NEW}")
+                raise RuntimeError(
+                    f"{name}, {beams} beams: {tokens} tokens, expected {SENTENCES * NEW}"
+                )
             if repeat:
                 times.append(taken)
     return seconds
 
 
 def main() -> None:
-    """Prints a table: the median of each engine, its spread, tokens a second, and how often as fast as Marian."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each")
-    parser.add_argument("--only", choices=["ours"], help="this one alone")
-    parser.add_argument("--devices", type=int, default=2, help="CPU devices of ours")
+    """Prints median and range of each engine, tokens a second, and the speed relative to Marian."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each engine")
+    parser.add_argument("--only", choices=["ours"], help="run only this engine")
+    parser.add_argument("--devices", type=int, default=2, help="CPU devices of this package")
     arguments = parser.parse_args()
     many, partial = arguments.devices, functools.partial
     makes = {"ours": partial(ours, 1, 1)}
@@ -190,16 +217,26 @@ def main() -> None:
         makes |= {f"ours, {many} devices, tensor": partial(ours, 1, many)}
     with tempfile.TemporaryDirectory() as folder:
         if arguments.only is None:
-            makes |= {"Marian": partial(marian, Path(folder)), "CTranslate2": partial(ctranslate2, Path(folder))}
+            makes |= {
+                "Marian": partial(marian, Path(folder)),
+                "CTranslate2": partial(ctranslate2, Path(folder)),
+            }
         with running(makes) as pipes:
             seconds = measure(pipes, arguments.repeats)
     print("| beams | engine | seconds: median (spread) | tokens a second | times Marian |")
     print("| ---: | --- | --- | ---: | ---: |")
     for (name, beams), times in seconds.items():
         median = statistics.median(times)
-        ratio = f"{statistics.median(seconds['Marian', beams]) / median:.2f}" if "Marian" in makes else "-"
+        ratio = (
+            f"{statistics.median(seconds['Marian', beams]) / median:.2f}"
+            if "Marian" in makes
+            else "-"
+        )
         spread = f"{min(times):.2f} to {max(times):.2f}"
-        print(f"| {beams} | {name} | {median:.2f} ({spread}) | {SENTENCES * NEW / median:,.0f} | {ratio} |")
+        print(
+            f"| {beams} | {name} | {median:.2f} ({spread}) | {SENTENCES * NEW / median:,.0f} | "
+            f"{ratio} |"
+        )
 
 
 if __name__ == "__main__":

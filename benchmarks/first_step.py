@@ -1,7 +1,7 @@
 """Seconds from the command to the first finished training step, with cold and with warm caches.
 
-Cold: an empty folder for data and for compiled programs. Warm: the folders of the run before. Every run gets a workdir
-of its own and is stopped after its first step.
+Cold: empty folders for data and compiled steps. Warm: the folders of the run before. Every run has
+a new workdir and is stopped after its first step.
 
     python benchmarks/first_step.py --config=default --repeats=5
 """
@@ -20,14 +20,18 @@ ROOT = Path(__file__).parent.parent
 
 
 def seconds_to_first_step(config: str, caches: Path) -> float:
-    """Starts a run whose caches lie in `caches`, waits for its first train line, and stops it."""
+    """Starts a run with caches in `caches`, waits for its first step, and stops it."""
     folders = {"TFDS_DATA_DIR": caches / "data", "JAX_COMPILATION_CACHE_DIR": caches / "compiled"}
     environment = os.environ | {name: str(folder) for name, folder in folders.items()}
     with tempfile.TemporaryDirectory() as workdir:
         flags = [f"--config={config}", f"--workdir={workdir}", "--config.train.log_every=1"]
         started = time.monotonic()
         run = subprocess.Popen(
-            [sys.executable, "train.py", *flags], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, "train.py", *flags],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         metrics = Path(workdir) / "metrics.jsonl"
         try:
@@ -42,9 +46,13 @@ def seconds_to_first_step(config: str, caches: Path) -> float:
 
 
 def main() -> None:
-    """Prints the median and the spread of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="default", help="a shipped config, or a file")
+    """Prints the median and the range of each kind."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--config", default="default", help="config file, or the name of a shipped one"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each kind")
     arguments = parser.parse_args()
     times = {"cold": [], "warm": []}
@@ -53,7 +61,10 @@ def main() -> None:
             for kind in times:  # cold fills the caches, warm finds them
                 times[kind].append(seconds_to_first_step(arguments.config, Path(caches)))
     for kind, seconds in times.items():
-        print(f"{kind}: median {statistics.median(seconds):.1f} s, {min(seconds):.1f} to {max(seconds):.1f} s")
+        print(
+            f"{kind}: median {statistics.median(seconds):.1f} s, {min(seconds):.1f} to "
+            f"{max(seconds):.1f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What it saves on a CPU that freed memory is kept: time of a training step, and pages that the system had to make.
+"""Effect of keeping freed memory on a CPU: time of a training step, and new memory pages.
 
-Trains the default config on made-up batches in processes that give memory back, that keep it in one heap for all
-threads, as with several devices, and that keep it in the first thread's heap, as with one: there that thread runs the
-steps, in the others one of JAX's. How long the step compiles is told too, as threads that share a heap wait for each
-other.
+Trains the default config on random batches in processes that return freed memory to the system
+(give), that keep it in one heap for all threads (one heap, as with several devices), and that keep
+it in the heap of the first thread (keep, as with one device). In the last case the first thread
+runs the steps, in the others a thread of JAX. The compile time of the step is printed too, since
+threads that share a heap wait for each other.
 
     python benchmarks/kept_memory.py --repeats=5
 """
@@ -18,17 +19,12 @@ import subprocess
 import sys
 import time
 
-STEPS = 20
-
-
-KINDS = {"give": 0, "one heap": 2, "keep": 1}  # how many devices memory is kept for; 0: it is not
+STEPS = 20  # of the warm-up, and of the measurement
+KINDS = {"give": 0, "one heap": 2, "keep": 1}  # devices for which memory is kept; 0: not kept
 
 
 def measure(devices: int, config: str) -> dict[str, float]:
-    """Seconds of a step, CPU seconds of it in the system, MiB of fresh pages, and seconds in which it was compiled.
-
-    After as many steps to warm up.
-    """
+    """Returns seconds, system seconds and MiB of new pages a step; peak MiB; compile seconds."""
     from flaxformer_lite.system import runtime
 
     if devices:
@@ -40,7 +36,7 @@ def measure(devices: int, config: str) -> dict[str, float]:
     from flaxformer_lite.config_files import find_config, load_config
     from flaxformer_lite.data.batches import batch_shapes
     from flaxformer_lite.model import transformer
-    from flaxformer_lite.training import optim, parallel, step
+    from flaxformer_lite.training import meshes, optim, parallel, step
     from flaxformer_lite.training import state as state_lib
 
     chosen = resolve(load_config(find_config(config)))
@@ -50,11 +46,16 @@ def measure(devices: int, config: str) -> dict[str, float]:
     state = jax.jit(functools.partial(state_lib.init_state, model, optimizer, seed=0))()
     struct = batch_shapes.struct(chosen, *batch_shapes.possible(chosen)[0])
     ids = np.random.default_rng(0)
-    batch = {name: ids.integers(4, chosen.data.vocab_size, x.shape, np.int32) for name, x in struct.items()}
+    batch = {
+        name: ids.integers(4, chosen.data.vocab_size, x.shape, np.int32)
+        for name, x in struct.items()
+    }
     options = dict(model=model, optimizer=optimizer, label_smoothing=0.1)
-    lowered = jax.jit(functools.partial(step.train_step, **options), donate_argnums=0).lower(state, batch)
+    lowered = jax.jit(functools.partial(step.train_step, **options), donate_argnums=0).lower(
+        state, batch
+    )
     started = time.monotonic()
-    train_step = lowered.compile(compiler_options=parallel.compiler_options(parallel.make_mesh(1)))
+    train_step = lowered.compile(compiler_options=parallel.compiler_options(meshes.make_mesh(1)))
     compiled = time.monotonic() - started
     for number in range(2 * STEPS):
         if number == STEPS:
@@ -72,9 +73,13 @@ def measure(devices: int, config: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints the medians and the spread of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="default", help="a shipped config, or a file")
+    """Prints the median and the range of each kind."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--config", default="default", help="config file, or the name of a shipped one"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="processes of each kind")
     parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -86,12 +91,18 @@ def main() -> None:
         for kind, runs in found.items():
             words = [sys.executable, __file__, f"--config={arguments.config}", f"--child={kind}"]
             environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-            runs.append(json.loads(subprocess.run(words, env=environment, check=True, capture_output=True).stdout))
+            runs.append(
+                json.loads(
+                    subprocess.run(words, env=environment, check=True, capture_output=True).stdout
+                )
+            )
     for kind, runs in found.items():
         parts = []
         for name in runs[0]:
             values = sorted(run[name] for run in runs)
-            parts.append(f"{name} {statistics.median(values):.3g} ({values[0]:.3g} to {values[-1]:.3g})")
+            parts.append(
+                f"{name} {statistics.median(values):.3g} ({values[0]:.3g} to {values[-1]:.3g})"
+            )
         print(f"{kind}: {', '.join(parts)}")
 
 

@@ -1,21 +1,26 @@
-"""Table 1 of the paper, measured: what one layer of each kind costs as texts get longer and layers wider.
+"""Table 1 of the paper, measured: the cost of one layer of each type over length and width.
 
-Self-attention is the package's `dot_product_attention` without projections, in heads of 64, on one row; restricted
-self-attention is the same function on a band of blocks (the package's `blockwise` skips blocks beyond its window too,
-but visits each of their n^2 to find out). LSTM, GRU and the convolution are Flax's.
+Self-attention is the package's `dot_product_attention` without projections, in heads of 64, on one
+row. Restricted self-attention is the same function on a band of blocks (the package's `blockwise`
+skips blocks outside its window too, but visits all n^2 of them). LSTM, GRU and the convolution are
+those of Flax.
 
-FLOPs are those of the matrix products and convolutions in the jaxpr, multiply-adds counted as two and the body of a
-loop as often as it runs. Sequential operations are the iterations of loops that wait for one another. The path is how
-many layers, times those, until the derivative of the last output by the first token is not zero. Memory is what the
-compiled program reserves besides inputs and outputs. Time is the median of the repeats and their spread: all points
-are compiled first and then take turns, so that whatever else the machine does meets all of them. Gradients: the value,
-and its gradients by parameters and input; only their memory is told, as XLA may make all of forward attention one
-kernel of a CPU library, which then keeps the scores where that count does not see them. An exponent is a slope of
-logarithms: of FLOPs over all lengths or widths, of time and memory over the last three doublings of the length, or
-over the widths from 512 on; the length grows at width 64 for attention, at 512 for the others.
+FLOPs      of the matrix products and convolutions in the jaxpr; a multiply-add counts as 2, and the
+           body of a loop as often as it runs
+Sequential iterations of loops that wait for one another
+Path       layers, times sequential operations, until the derivative of the last output by the first
+           token is not 0
+Memory     of the compiled function besides inputs and outputs; only for gradients, since XLA may
+           run forward attention as one kernel of a CPU library, whose scores this count omits
+Time       median of the repeats, and their range; all points are compiled first and then alternate,
+           so that other load on the machine affects all of them
+Gradients  the value, and its gradients by parameters and input
+Exponents  slopes of logarithms: of FLOPs over all lengths or widths, of time and memory over the
+           last 3 doublings of the length, or over the widths from 512. The length grows at width 64
+           for attention, and at 512 for the other layers
 
     python benchmarks/layer_cost.py --output=docs/layer_cost.png
-    python benchmarks/layer_cost.py --lengths 64 128 256 512 --widths 64 512 1024     # less of it
+    python benchmarks/layer_cost.py --lengths 64 128 256 512 --widths 64 512 1024     # fewer points
 """
 
 import argparse
@@ -42,17 +47,21 @@ from flaxformer_lite.plotting import plots
 from flaxformer_lite.system import runtime, storage
 
 D_HEAD = 64
-WINDOW, KERNEL = 32, 3  # tokens to either side that restricted attention sees (r = 65); the convolution's k
+WINDOW, KERNEL = (
+    32,
+    3,
+)  # tokens on either side in restricted attention (r = 65); the convolution's k
 PATH_LENGTHS, PATH_WIDTH, PATH_WINDOW = (17, 33, 65), 8, 4
 NARROW, WIDE = 64, 512  # the widths at which the length grows
-DOUBLINGS, TOLERANCE = 3, 0.15  # an exponent of time that is further from the paper's is explained
-SLICE = 0.02  # seconds of calls that a turn has at least
+DOUBLINGS = 3  # of the length, for exponents of time and memory
+TOLERANCE = 0.15  # an exponent of time that differs more from the paper's has a note
+SLICE = 0.02  # shortest turn, in seconds
 Apply = Callable[[Any, jax.Array], jax.Array]  # (parameters, x_BLD) -> (B, L, D)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """A row of Table 1, and where it is measured."""
+    """A row of Table 1, and the sizes of its measurements."""
 
     name: str
     paper: str  # complexity per layer
@@ -60,29 +69,32 @@ class Layer:
     sequential: str
     path: str
     apply: Apply
-    init: Callable[[int], Any] = lambda width: {}  # the parameters of this width
-    fit_width: int = NARROW  # at which the exponent of time in n is fitted
-    fit_length: int = 1024  # at which that in d is
-    resized: Callable[[int], "Layer"] | None = None  # the layer with another r or k
-    size: int | None = None  # its own r or k
+    init: Callable[[int], Any] = lambda width: {}  # width -> parameters
+    fit_width: int = NARROW  # for the exponent of time in n
+    fit_length: int = 1024  # for the exponent of time in d
+    resized: Callable[[int], "Layer"] | None = None  # r or k -> the layer with that size
+    size: int | None = None  # r or k
 
 
 def heads(x_BLD: jax.Array) -> jax.Array:
-    """(B, L, H, K), with heads of 64 or one that is narrower."""
+    """Returns `x_BLD` in heads of width 64, or in one narrower head: (B, L, H, K)."""
     B, L, D = x_BLD.shape
     return x_BLD.reshape(B, L, -1, min(D, D_HEAD))
 
 
 def self_attention(params: Any, x_BLD: jax.Array) -> jax.Array:
-    """Equation 1 with queries, keys and values that are all `x_BLD`: (B, L, D)."""
+    """Returns equation 1 with `x_BLD` as queries, keys and values: (B, L, D)."""
     x_BLHK = heads(x_BLD)
     return dot_product_attention(x_BLHK, x_BLHK, x_BLHK)[0].reshape(x_BLD.shape)
 
 
-def banded_attention(query_BLHK: jax.Array, key_BLHK: jax.Array, value_BLHK: jax.Array, *, window: int) -> jax.Array:
-    """Equation 1 over the keys up to `window` tokens before or after each query: (B, L, H, K).
+def banded_attention(
+    query_BLHK: jax.Array, key_BLHK: jax.Array, value_BLHK: jax.Array, *, window: int
+) -> jax.Array:
+    """Returns equation 1 over keys at most `window` tokens from each query: (B, L, H, K).
 
-    Blocks of `window` queries, each against its own block of keys and the two beside it: 3 L `window` scores, not L^2.
+    Compares each block of `window` queries with its own block of keys and the two adjacent ones:
+    3 L `window` scores, not L^2.
     """
     B, L, H, K = query_BLHK.shape
     blocks = math.ceil(L / window)
@@ -96,11 +108,14 @@ def banded_attention(query_BLHK: jax.Array, key_BLHK: jax.Array, value_BLHK: jax
 
     query_NTHK = jnp.pad(query_BLHK, whole).reshape(B * blocks, window, H, K)
     first_N1 = window * jnp.arange(blocks)[:, None]
-    query_NT, key_NS = first_N1 + jnp.arange(window)[None], first_N1 + jnp.arange(-window, 2 * window)[None]
-    there_NS = (key_NS >= 0) & (key_NS < L)
-    mask_N1TS = masks.combine(masks.window(query_NT, key_NS, window), masks.padding(there_NS))
+    query_NT = first_N1 + jnp.arange(window)[None]
+    key_NS = first_N1 + jnp.arange(-window, 2 * window)[None]
+    exists_NS = (key_NS >= 0) & (key_NS < L)
+    mask_N1TS = masks.combine(masks.window(query_NT, key_NS, window), masks.padding(exists_NS))
     mask_N1TS = jnp.tile(mask_N1TS, (B, 1, 1, 1))
-    mixed_NTHK, _ = dot_product_attention(query_NTHK, neighbours(key_BLHK), neighbours(value_BLHK), mask_N1TS)
+    mixed_NTHK, _ = dot_product_attention(
+        query_NTHK, neighbours(key_BLHK), neighbours(value_BLHK), mask_N1TS
+    )
     return mixed_NTHK.reshape(B, -1, H, K)[:, :L]
 
 
@@ -111,15 +126,20 @@ def restricted(window: int) -> Layer:
         x_BLHK = heads(x_BLD)
         return banded_attention(x_BLHK, x_BLHK, x_BLHK, window=window).reshape(x_BLD.shape)
 
-    exponents = {"n": 1, "d": 1, "r": 1}
-    name, size = f"restricted self-attention, r = {2 * window + 1}", 2 * window + 1
     return Layer(
-        name, "r n d", exponents, "1", "n / r", apply, size=size, resized=lambda size: restricted((size - 1) // 2)
+        name=f"restricted self-attention, r = {2 * window + 1}",
+        paper="r n d",
+        exponents={"n": 1, "d": 1, "r": 1},
+        sequential="1",
+        path="n / r",
+        apply=apply,
+        size=2 * window + 1,
+        resized=lambda size: restricted((size - 1) // 2),
     )
 
 
 def recurrent(name: str, cell: type[nn.RNNCellBase]) -> Layer:
-    """One of Flax's recurrent cells over the text, from left to right."""
+    """A recurrent cell of Flax over the text, from left to right."""
 
     def apply(params: Any, x_BLD: jax.Array) -> jax.Array:
         return nn.RNN(cell(x_BLD.shape[-1])).apply({"params": params}, x_BLD)
@@ -132,9 +152,9 @@ def recurrent(name: str, cell: type[nn.RNNCellBase]) -> Layer:
 
 
 def convolution(kernel: int, dilation: int = 1) -> Layer:
-    """A convolution over `kernel` tokens up to each, `dilation` apart.
+    """A causal convolution over `kernel` tokens, `dilation` apart.
 
-    It looks back only: of a dilated one that looks both ways, some paths would lead beyond the ends of the text.
+    If it were not causal, some paths of a dilated one would lead beyond the ends of the text.
     """
 
     def module(width: int) -> nn.Conv:
@@ -144,9 +164,19 @@ def convolution(kernel: int, dilation: int = 1) -> Layer:
         return module(width).init(jax.random.key(0), jnp.zeros((1, 1, width)))["params"]
 
     apply = lambda params, x_BLD: module(x_BLD.shape[-1]).apply({"params": params}, x_BLD)  # noqa: E731
-    exponents, name = {"n": 1, "d": 2, "k": 1}, f"convolution, k = {kernel}"
-    fits = dict(fit_width=WIDE, fit_length=256)
-    return Layer(name, "k n d^2", exponents, "1", "n / k", apply, init, **fits, size=kernel, resized=convolution)
+    return Layer(
+        name=f"convolution, k = {kernel}",
+        paper="k n d^2",
+        exponents={"n": 1, "d": 2, "k": 1},
+        sequential="1",
+        path="n / k",
+        apply=apply,
+        init=init,
+        fit_width=WIDE,
+        fit_length=256,
+        size=kernel,
+        resized=convolution,
+    )
 
 
 LAYERS = (
@@ -159,9 +189,9 @@ LAYERS = (
 
 
 def with_gradients(apply: Apply) -> Callable:
-    """The function (parameters, x_BLD, cotangent_BLD) -> the value, and gradients by parameters and `x_BLD`.
+    """Returns (parameters, x_BLD, cotangent_BLD) -> (value, gradients by parameters and `x_BLD`).
 
-    A cotangent that is an input, not ones: those the compiler would simplify away.
+    The cotangent is an input, since the compiler would simplify constant ones.
     """
 
     def run(params: Any, x_BLD: jax.Array, cotangent_BLD: jax.Array) -> tuple:
@@ -172,7 +202,7 @@ def with_gradients(apply: Apply) -> Callable:
 
 
 def inner_jaxprs(equation: Any) -> Iterator[Any]:
-    """The jaxprs that an equation of a jaxpr calls."""
+    """Yields the jaxprs that an equation of a jaxpr calls."""
     for parameter in equation.params.values():
         for each in parameter if isinstance(parameter, tuple | list) else [parameter]:
             inner = getattr(each, "jaxpr", each)
@@ -181,10 +211,13 @@ def inner_jaxprs(equation: Any) -> Iterator[Any]:
 
 
 def flops(jaxpr: Any) -> int:
-    """Those of the matrix products and convolutions in `jaxpr`, two for a multiply-add.
+    """Returns the FLOPs of the matrix products and convolutions in `jaxpr`.
 
-    The body of a scan counts as often as it runs, of a cond the dearest branch. How often a while loop runs is not
-    known: ValueError if there are products in it. A convolution counts the zeros that it pads with.
+    A multiply-add counts as 2, the body of a scan as often as it runs, a cond as its most expensive
+    branch. A convolution includes the zeros of its padding.
+
+    Raises:
+      ValueError: a while loop, which has no fixed length, contains products.
     """
     total = 0
     for equation in jaxpr.eqns:
@@ -192,12 +225,15 @@ def flops(jaxpr: Any) -> int:
         if name == "dot_general":
             ((contracted, _), _) = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+            outputs = math.prod(equation.outvars[0].aval.shape)
+            total += 2 * outputs * math.prod(left[axis] for axis in contracted)
         elif name == "conv_general_dilated":
-            kernel, (channel, *_) = equation.invars[1].aval.shape, equation.params["dimension_numbers"].rhs_spec
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[channel]
+            kernel = equation.invars[1].aval.shape
+            channel, *_ = equation.params["dimension_numbers"].rhs_spec
+            outputs = math.prod(equation.outvars[0].aval.shape)
+            total += 2 * outputs * math.prod(kernel) // kernel[channel]
         elif name == "while" and any(inner):
-            raise ValueError("there are matrix products in a while loop: nobody knows how often it runs.")
+            raise ValueError("there are matrix products in a while loop, whose length is unknown.")
         elif name == "cond":
             total += max(inner)
         else:
@@ -206,8 +242,8 @@ def flops(jaxpr: Any) -> int:
 
 
 def sequential_operations(jaxpr: Any) -> int:
-    """The longest chain of loop iterations in `jaxpr` of which each waits for the one before; 0 without a loop."""
-    waited, longest = {}, 0  # by the id of a variable, as literals among them cannot be keys
+    """Returns the longest chain of dependent loop iterations in `jaxpr`; 0 without a loop."""
+    waited, longest = {}, 0  # keys are the ids of variables, since literals are not hashable
     for equation in jaxpr.eqns:
         before = max((waited.get(id(variable), 0) for variable in equation.invars), default=0)
         inside = max((sequential_operations(each) for each in inner_jaxprs(equation)), default=0)
@@ -218,18 +254,21 @@ def sequential_operations(jaxpr: Any) -> int:
     return longest
 
 
-@functools.partial(jax.jit, static_argnums=0)  # compiled once for all layers that are the same function
+@functools.partial(jax.jit, static_argnums=0)
 def push(
     layer: Callable[[jax.Array], jax.Array], x_BLD: jax.Array, tangent_BLD: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """What `layer` makes of `x_BLD`, and its derivative in the direction of the tangent."""
+    """Returns `layer(x_BLD)`, and its derivative in the direction of the tangent."""
     return jax.jvp(layer, (x_BLD,), (tangent_BLD,))
 
 
 def path_layers(layers: Iterable[Callable[[jax.Array], jax.Array]], x_BLD: jax.Array) -> int:
-    """How many `layers`, stacked, until the derivative of the last output by the first token of `x_BLD` is not zero.
+    """Returns the number of stacked `layers` until the last output depends on the first token.
 
-    ValueError if it is zero for as many layers as there are tokens.
+    It depends on it if its derivative by the first token of `x_BLD` is not 0.
+
+    Raises:
+      ValueError: the derivative is still 0 after as many layers as tokens.
     """
     tangent_BLD = jnp.zeros_like(x_BLD).at[:, 0].set(1)
     for number, layer in enumerate(itertools.islice(layers, x_BLD.shape[1]), 1):
@@ -240,13 +279,13 @@ def path_layers(layers: Iterable[Callable[[jax.Array], jax.Array]], x_BLD: jax.A
 
 
 def slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The exponent p of `costs` = c `sizes`^p that fits best, by least squares of the logarithms."""
+    """Returns the exponent p of `costs` = c `sizes`^p, by least squares of the logarithms."""
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
 @functools.lru_cache
 def jaxpr_of(layer: Layer, length: int, width: int, gradients: bool) -> Any:
-    """The jaxpr of one point; nothing is computed."""
+    """Returns the jaxpr of one point."""
     params = jax.eval_shape(functools.partial(layer.init, width))
     x_BLD = jax.ShapeDtypeStruct((1, length, width), jnp.float32)
     if gradients:
@@ -256,7 +295,7 @@ def jaxpr_of(layer: Layer, length: int, width: int, gradients: bool) -> Any:
 
 @dataclasses.dataclass(eq=False)
 class Point:
-    """One layer at one size, forward or with gradients: compiled, and what it took."""
+    """One layer at one size, forward or with gradients, with its measurements."""
 
     layer: Layer
     length: int
@@ -265,58 +304,70 @@ class Point:
     run: Callable[[], Any]
     temporary: int  # bytes
     calls: int = 1  # a turn
-    seconds: list[float] = dataclasses.field(default_factory=list)  # a call, by turn
-    fresh: list[float] = dataclasses.field(default_factory=list)  # bytes a call new from the system, by turn
-    system: list[float] = dataclasses.field(default_factory=list)  # share of the processor's time in the system
+    seconds: list[float] = dataclasses.field(default_factory=list)  # a call, one for each turn
+    fresh: list[float] = dataclasses.field(default_factory=list)  # bytes of new pages a call
+    system: list[float] = dataclasses.field(default_factory=list)  # share of CPU time in the system
 
     def turn(self) -> float:
-        """Seconds a call, over some calls one after another."""
+        """Returns the mean seconds of `calls` calls."""
         before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         for _ in range(self.calls):
             jax.block_until_ready(self.run())
         taken, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
         system, user = after.ru_stime - before.ru_stime, after.ru_utime - before.ru_utime
-        self.fresh.append((after.ru_minflt - before.ru_minflt) * resource.getpagesize() / self.calls)
+        self.fresh.append(
+            (after.ru_minflt - before.ru_minflt) * resource.getpagesize() / self.calls
+        )
         self.system.append(system / max(1e-9, system + user))
         return taken / self.calls
 
 
 @functools.lru_cache
 def arrays(layer: Layer, length: int, width: int) -> tuple:
-    """Parameters, x_BLD and cotangent_BLD."""
-    x_BLD, cotangent_BLD = np.random.default_rng(0).normal(size=(2, 1, length, width)).astype(np.float32)
+    """Returns parameters, x_BLD and cotangent_BLD."""
+    x_BLD, cotangent_BLD = (
+        np.random.default_rng(0).normal(size=(2, 1, length, width)).astype(np.float32)
+    )
     return params_of(layer, width), jnp.asarray(x_BLD), jnp.asarray(cotangent_BLD)
 
 
 @functools.lru_cache
 def params_of(layer: Layer, width: int) -> Any:
-    """Random numbers, the same for all lengths: cheaper than Flax's orthogonal matrices, and as good here."""
+    """Returns random parameters, which are cheaper than Flax's orthogonal matrices."""
     rng, shapes = np.random.default_rng(1), jax.eval_shape(functools.partial(layer.init, width))
-    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape, scale=width**-0.5), x.dtype), shapes)
+    return jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape, scale=width**-0.5), x.dtype), shapes
+    )
 
 
 def compile_point(layer: Layer, length: int, width: int, gradients: bool) -> Point:
-    """The point, not yet run."""
+    """Returns the compiled point, without measurements."""
     inputs = arrays(layer, length, width)[: None if gradients else 2]
-    compiled = jax.jit(with_gradients(layer.apply) if gradients else layer.apply).lower(*inputs).compile()
+    compiled = (
+        jax.jit(with_gradients(layer.apply) if gradients else layer.apply).lower(*inputs).compile()
+    )
     temporary = compiled.memory_analysis().temp_size_in_bytes
     return Point(layer, length, width, gradients, lambda: compiled(*inputs), temporary)
 
 
 def sizes(layer: Layer, lengths: Sequence[int], widths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each (length, width) at which the layer is measured: all lengths at two widths, all widths at one length."""
-    yield from dict.fromkeys([*itertools.product(lengths, (NARROW, WIDE)), *((layer.fit_length, w) for w in widths)])
+    """Yields the (length, width) of a layer: all lengths at 2 widths, all widths at 1 length."""
+    yield from dict.fromkeys(
+        [*itertools.product(lengths, (NARROW, WIDE)), *((layer.fit_length, w) for w in widths)]
+    )
 
 
-def measure(lengths: Sequence[int], widths: Sequence[int], *, repeats: int, limit_bytes: float) -> list[Point]:
-    """All points, except the sizes at which the gradients' compiled program needs more memory than the limit."""
+def measure(
+    lengths: Sequence[int], widths: Sequence[int], *, repeats: int, limit_bytes: float
+) -> list[Point]:
+    """Returns all points, except sizes whose gradients need more memory than the limit."""
     points = []
     for layer in LAYERS:
         for length, width in sizes(layer, lengths, widths):
             both = [compile_point(layer, length, width, gradients) for gradients in (False, True)]
             points += both if both[1].temporary <= limit_bytes else []
     for point in points:
-        if point.turn() < SLICE:  # the first is not counted: it touches the memory for the first time
+        if point.turn() < SLICE:  # the first turn touches new memory pages: the second is timed
             point.calls = math.ceil(SLICE / point.turn())
         point.fresh.clear()
         point.system.clear()
@@ -326,8 +377,10 @@ def measure(lengths: Sequence[int], widths: Sequence[int], *, repeats: int, limi
     return points
 
 
-def flops_exponents(layer: Layer, lengths: Sequence[int], widths: Sequence[int]) -> dict[str, float]:
-    """The exponent of the forward FLOPs by each variable of the paper's formula."""
+def flops_exponents(
+    layer: Layer, lengths: Sequence[int], widths: Sequence[int]
+) -> dict[str, float]:
+    """Returns the exponent of the forward FLOPs by each variable of the paper's formula."""
     count = lambda layer, length, width: flops(jaxpr_of(layer, length, width, False))  # noqa: E731
     found = {
         "n": slope(lengths, [count(layer, length, layer.fit_width) for length in lengths]),
@@ -335,12 +388,16 @@ def flops_exponents(layer: Layer, lengths: Sequence[int], widths: Sequence[int])
     }
     for variable in layer.exponents.keys() - {"n", "d"}:
         others = [layer.size, 2 * layer.size - 1, 4 * layer.size - 3]
-        found[variable] = slope(others, [count(layer.resized(size), 1024, NARROW) for size in others])
+        found[variable] = slope(
+            others, [count(layer.resized(size), 1024, NARROW) for size in others]
+        )
     return found
 
 
-def fitted(points: Iterable[Point], layer: Layer, variable: str, gradients: bool, among: Sequence[int]) -> list[Point]:
-    """The points through which an exponent of time or memory is fitted: those of the lengths or widths `among`."""
+def fitted(
+    points: Iterable[Point], layer: Layer, variable: str, gradients: bool, among: Sequence[int]
+) -> list[Point]:
+    """Returns the points for an exponent of time or memory, whose lengths or widths are `among`."""
     own = [point for point in points if point.layer is layer and point.gradients == gradients]
     if variable == "n":
         return [point for point in own if point.width == layer.fit_width and point.length in among]
@@ -348,20 +405,20 @@ def fitted(points: Iterable[Point], layer: Layer, variable: str, gradients: bool
 
 
 def exponent(points: Sequence[Point], variable: str, cost: Callable[[Point], float]) -> float:
-    """That of their `cost` by n or d; not a number for fewer than two points."""
+    """Returns the exponent of `cost` by n or d; NaN for fewer than 2 points."""
     by = [point.length if variable == "n" else point.width for point in points]
     return slope(by, [cost(point) for point in points]) if len(points) > 1 else math.nan
 
 
 def median_seconds(point: Point) -> float:
-    """Of a call, over the turns."""
+    """Returns the median over the turns."""
     return statistics.median(point.seconds)
 
 
 def path_lengths(layer: Layer, stack: Callable[[int], Layer]) -> list[int]:
-    """Sequential operations from the first token to the last output, for each of PATH_LENGTHS, if layer i is stack(i).
+    """Returns the sequential operations from the first token to the last output.
 
-    All of them have the parameters of `layer`.
+    One for each of PATH_LENGTHS. Layer i is stack(i); all have the parameters of `layer`.
     """
     found = []
     for length in PATH_LENGTHS:
@@ -374,44 +431,58 @@ def path_lengths(layer: Layer, stack: Callable[[int], Layer]) -> list[int]:
 
 
 def paths(layer: Layer) -> str:
-    """Cell of the table: the lengths of the path, and the paper's."""
+    """Returns a cell of the table: the lengths of the path, and the paper's."""
     stacks = {layer.path: lambda i: layer}
     if layer.path == "n / r":
         near = restricted(PATH_WINDOW)
         stacks = {f"n / r, r = {near.size}": lambda i: near}
     if layer.path == "n / k":
         stacks["log_k n, dilated"] = lambda i: convolution(KERNEL, KERNEL**i)
-    return "; ".join(f"{', '.join(map(str, path_lengths(layer, stack)))} ({path})" for path, stack in stacks.items())
+    return "; ".join(
+        f"{', '.join(map(str, path_lengths(layer, stack)))} ({path})"
+        for path, stack in stacks.items()
+    )
 
 
 def power(exponents: dict[str, float], paper: dict[str, int] | None = None) -> str:
-    """'n^1.98 d^1.03', with a star on what is further from the paper's than it should be."""
+    """Returns 'n^1.98 d^1.03', with a star at exponents that differ by more than TOLERANCE."""
     far = {v for v, p in exponents.items() if paper is not None and abs(p - paper[v]) > TOLERANCE}
     return " ".join(f"{v}^{p:.2f}{'*' * (v in far)}" for v, p in exponents.items())
 
 
-def exponents_table(points: Sequence[Point], lengths: Sequence[int], widths: Sequence[int]) -> Iterator[str]:
-    """Lines of Markdown: a row for each layer; below, the rates behind each exponent of time that is off."""
+def exponents_table(
+    points: Sequence[Point], lengths: Sequence[int], widths: Sequence[int]
+) -> Iterator[str]:
+    """Yields Markdown: a row for each layer, notes on exponents that differ from the paper's."""
     at = ", ".join(map(str, PATH_LENGTHS))
     yield "| layer | FLOPs (paper) | time, forward | time, gradients | memory, gradients "
     yield f"| sequential, n = {lengths[-1]:,} (paper) | path, n = {at} (paper) |\n|{' --- |' * 7}\n"
-    notes, among = [], {"n": lengths[-DOUBLINGS - 1 :], "d": [width for width in widths if width >= WIDE]}
+    notes = []
+    among = {"n": lengths[-DOUBLINGS - 1 :], "d": [width for width in widths if width >= WIDE]}
     for layer in LAYERS:
         cells = [layer.name, f"{power(flops_exponents(layer, lengths, widths))} ({layer.paper})"]
         for gradients in (False, True):
             chosen = {v: fitted(points, layer, v, gradients, some) for v, some in among.items()}
-            cells.append(power({v: exponent(some, v, median_seconds) for v, some in chosen.items()}, layer.exponents))
+            cells.append(
+                power(
+                    {v: exponent(some, v, median_seconds) for v, some in chosen.items()},
+                    layer.exponents,
+                )
+            )
             notes += [rate_note(some, v) for v, some in chosen.items()]
-        cells.append(power({"n": exponent(chosen["n"], "n", lambda point: max(1, point.temporary))}))
+        cells.append(
+            power({"n": exponent(chosen["n"], "n", lambda point: max(1, point.temporary))})
+        )
         steps = max(1, sequential_operations(jaxpr_of(layer, lengths[-1], layer.fit_width, False)))
         yield f"| {' | '.join([*cells, f'{steps:,} ({layer.sequential})', paths(layer)])} |\n"
     yield from ["\n", *filter(None, notes)]
 
 
 def rate_note(points: Sequence[Point], variable: str) -> str:
-    """A line about an exponent of time that is off, with what went along with it at each of its points; or nothing.
+    """Returns a note on an exponent of time that differs from the paper's, or ''.
 
-    New memory is what a call touches for the first time: the system clears its pages, which is no work of the layer.
+    It lists the FLOP/s and other quantities at each point. New memory is that of pages which a call
+    touches first: the system clears them, and that time is not the layer's.
     """
     found = exponent(points, variable, median_seconds)
     if not points or not abs(found - points[0].layer.exponents[variable]) > TOLERANCE:
@@ -422,17 +493,24 @@ def rate_note(points: Sequence[Point], variable: str) -> str:
         rates.append(f"{work / median_seconds(p) / 1e9:.1f}")
         fresh.append(f"{statistics.median(p.fresh) / 2**20:.0f}")
         system.append(f"{statistics.median(p.system):.0%}")
-        weights.append(f"{sum(x.nbytes for x in jax.tree.leaves(params_of(p.layer, p.width))) / 2**20:.0f}")
+        weights.append(
+            f"{sum(x.nbytes for x in jax.tree.leaves(params_of(p.layer, p.width))) / 2**20:.0f}"
+        )
     mode = "gradients" if points[0].gradients else "forward"
-    by = f"n = {points[0].length:,} to {points[-1].length:,}" if variable == "n" else f"d = {WIDE} on"
-    note = f"\\* {points[0].layer.name}, {mode}, {variable}^{found:.2f}: {', '.join(rates)} GFLOP/s at {by}; "
+    by_n = f"n = {points[0].length:,} to {points[-1].length:,}"
+    by = by_n if variable == "n" else f"d = {WIDE} on"
+    note = f"\\* {points[0].layer.name}, {mode}, {variable}^{found:.2f}: "
+    note += f"{', '.join(rates)} GFLOP/s at {by}; "
     if points[0].layer.sequential == "n" and variable == "d":
         note += f"each step reads its weights, {', '.join(weights)} MiB; "
-    return note + f"new memory {', '.join(fresh)} MiB a call, {', '.join(system)} of the time in the system\n"
+    return (
+        note + f"new memory {', '.join(fresh)} MiB a call, {', '.join(system)} of the time in the "
+        "system\n"
+    )
 
 
 def times_table(points: Sequence[Point], gradients: bool) -> Iterator[str]:
-    """Lines of Markdown: a row for each size, a column for each layer."""
+    """Yields Markdown: a row for each size, a column for each layer."""
     names = [layer.name for layer in LAYERS]
     yield f"| d | n | {' | '.join(names)} |\n| ---: | ---: |{' --- |' * len(names)}\n"
     chosen = {(p.width, p.length, p.layer.name): p for p in points if p.gradients == gradients}
@@ -445,41 +523,63 @@ def times_table(points: Sequence[Point], gradients: bool) -> Iterator[str]:
 
 
 def cost(point: Point) -> str:
-    """'12.3 (11.9 to 12.8) ms', of gradients also '0.5 MiB'."""
+    """Returns '12.3 (11.9 to 12.8) ms', with gradients also the memory, '0.5 MiB'."""
     median, low, high = (1e3 * of(point.seconds) for of in (statistics.median, min, max))
     memory = f", {point.temporary / 2**20:,.1f} MiB" if point.gradients else ""
     return f"{median:.3g} ({low:.3g} to {high:.3g}) ms{memory}"
 
 
-def draw(points: Sequence[Point]) -> Any:
-    """The figure: FLOPs and times over the length, at both widths."""
+def figure_of(points: Sequence[Point]) -> Any:
+    """Returns the figure: FLOPs and times over the length, at both widths."""
     panels: dict[str, dict[str, dict]] = {}
     for width in (NARROW, WIDE):
-        modes = {False: f"seconds, forward, d = {width}", True: f"seconds, with gradients, d = {width}"}
-        counts, *times = (panels.setdefault(name, {}) for name in (f"FLOPs, forward, d = {width}", *modes.values()))
+        modes = {
+            False: f"seconds, forward, d = {width}",
+            True: f"seconds, with gradients, d = {width}",
+        }
+        counts, *times = (
+            panels.setdefault(name, {})
+            for name in (f"FLOPs, forward, d = {width}", *modes.values())
+        )
         for p in (p for p in points if p.width == width):
-            counts.setdefault(p.layer.name, {})[p.length] = [flops(jaxpr_of(p.layer, p.length, width, False))]
+            counts.setdefault(p.layer.name, {})[p.length] = [
+                flops(jaxpr_of(p.layer, p.length, width, False))
+            ]
             times[p.gradients].setdefault(p.layer.name, {})[p.length] = p.seconds
     return plots.costs_over_length(panels)
 
 
 def main() -> None:
-    """Prints the tables and draws the plot."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("docs/layer_cost.png"), help="the plot")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[2**i for i in range(6, 14)], help="n, tokens")
-    parser.add_argument("--widths", type=int, nargs="+", default=[2**i for i in range(6, 12)], help="d")
+    """Prints the tables and writes the figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=Path("docs/layer_cost.png"), help="figure")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=[2**i for i in range(6, 14)],
+        help="lengths n, in tokens",
+    )
+    parser.add_argument(
+        "--widths", type=int, nargs="+", default=[2**i for i in range(6, 12)], help="widths d"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="timed turns of each point")
-    parser.add_argument("--memory-limit", type=float, default=2.0, help="GiB; points that need more are not run")
+    parser.add_argument(
+        "--memory-limit", type=float, default=2.0, help="GiB; points that need more are not run"
+    )
     arguments = parser.parse_args()
-    runtime.start()  # memory that is freed is kept for what is asked for next, as in training
+    runtime.start()  # keeps freed memory for reuse, as in training
     lengths, widths = sorted(arguments.lengths), sorted(arguments.widths)
-    points = measure(lengths, widths, repeats=arguments.repeats, limit_bytes=arguments.memory_limit * 2**30)
+    points = measure(
+        lengths, widths, repeats=arguments.repeats, limit_bytes=arguments.memory_limit * 2**30
+    )
     print(*exponents_table(points, lengths, widths), sep="")
     for gradients, mode in ((False, "Forward"), (True, "With gradients")):
         print(f"{mode}, median (lowest to highest):\n\n", *times_table(points, gradients), sep="")
     with tempfile.TemporaryDirectory() as folder:
-        png, _ = plots.save(draw(points), folder, "layer_cost")
+        png, _ = plots.save(figure_of(points), folder, "layer_cost")
         storage.make_folder(arguments.output.parent)
         storage.write_whole(arguments.output, png.read_bytes())
     print(arguments.output)

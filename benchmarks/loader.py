@@ -1,11 +1,12 @@
-"""What the data path costs: planning an epoch of made-up pairs, and batches of them, target tokens a second.
+"""Cost of the data path: the plan of an epoch of synthetic pairs, and target tokens a second.
 
-Lengths are drawn like those of sentences, ids lie in a mapped file as those of a tokenised split do, and batches come
-by the same path as in training, `Batches` and grain's stream, in one process; nothing else is computed meanwhile. The
-plan is made in a process of its own, whose peak memory is shown with that of its inputs taken off.
+Lengths are sampled like those of sentences. Token ids are in a memory-mapped file, as those of a
+tokenised split are. Batches come through `Batches` and grain's stream, as in training, in one
+process without other work. The plan is made in its own process; its peak memory is printed without
+that of its inputs.
 
-With `--train` a small run follows: its first start, which tokenises, a second one, which does not, and which share of
-the time steps waited for their batch. Its flags are those of `train.py`.
+With `--train`, trains a small run 2 times: the first start tokenises, the second does not. Prints
+their times and the share in which steps waited for a batch. Other flags are those of `train.py`.
 
     python benchmarks/loader.py --pairs=10000000
     python benchmarks/loader.py --pairs=1000000 --packing
@@ -37,21 +38,30 @@ DATA = Config().data
 
 
 def lengths(pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each source and target: about 27, a long tail, and targets much like their sources."""
+    """Returns tokens of each source and target: about 27 on average, with a long tail."""
     rng = np.random.default_rng(0)
     source_N = rng.lognormal(3.1, 0.6, pairs)
-    return tuple(np.clip(x, 1, 255).astype(np.int64) for x in (source_N, source_N * rng.normal(1.02, 0.17, pairs)))
+    return tuple(
+        np.clip(x, 1, 255).astype(np.int64)
+        for x in (source_N, source_N * rng.normal(1.02, 0.17, pairs))
+    )
 
 
 def make_plan(pairs: int, packing: bool) -> BatchPlan | PackedPlan:
-    """The plan of the base model's config."""
-    sizes = dict(buckets=DATA.buckets, tokens_per_batch=DATA.tokens_per_batch, rows_multiple=DATA.rows_multiple)
+    """Returns the plan of the base model's config."""
+    sizes = dict(
+        buckets=DATA.buckets,
+        tokens_per_batch=DATA.tokens_per_batch,
+        rows_multiple=DATA.rows_multiple,
+    )
     return (PackedPlan if packing else BatchPlan)(*lengths(pairs), **sizes)
 
 
 def mebibytes() -> float:
-    """The most memory that this process ever held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    """Returns the peak memory of this process in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 def measure_plan(pairs: int, packing: bool) -> None:
@@ -66,14 +76,16 @@ def measure_plan(pairs: int, packing: bool) -> None:
     padding = " and ".join(f"{share:.1%}" for share in plan.padding_shares())
     print(
         f"plan of {pairs:,} pairs: {made - started:.1f} s with the lengths drawn, an epoch's order "
-        f"{planned - made:.1f} s, the next one's {time.perf_counter() - planned:.1f} s; peak {mebibytes():,.0f} MiB, "
-        f"{mebibytes() - before:,.0f} more than drawing the lengths; {plan.steps_per_epoch:,} steps an epoch, padding "
+        f"{planned - made:.1f} s, the next one's {time.perf_counter() - planned:.1f} s; peak "
+        f"{mebibytes():,.0f} MiB, "
+        f"{mebibytes() - before:,.0f} more than drawing the lengths; {plan.steps_per_epoch:,} "
+        "steps an epoch, padding "
         f"{padding} of source and target"
     )
 
 
 def stored(length_N: np.ndarray, file: Path) -> Ragged:
-    """Random ids of these lengths, mapped from `file`."""
+    """Returns random ids of these lengths, mapped from `file`."""
     offsets = np.concatenate([[0], np.cumsum(length_N)])
     np.random.default_rng(1).integers(4, VOCABULARY, offsets[-1], np.uint16).tofile(file)
     return Ragged(np.asarray(np.memmap(file, np.uint16, "r")), offsets)
@@ -92,7 +104,10 @@ def measure_batches(pairs: int, packing: bool, steps: int, repeats: int) -> None
         for repeat in range(repeats):
             batches = Batches(tokens, plan, num_steps=(repeat + 1) * steps)
             started = time.perf_counter()
-            count = sum(int((batch["target"] != 0).sum()) for batch in stream(batches, dict, first_step=repeat * steps))
+            count = sum(
+                int((batch["target"] != 0).sum())
+                for batch in stream(batches, dict, first_step=repeat * steps)
+            )
             rates.append(count / (time.perf_counter() - started))
         print(
             f"batches: {statistics.median(rates):,.0f} target tokens a second "
@@ -101,7 +116,7 @@ def measure_batches(pairs: int, packing: bool, steps: int, repeats: int) -> None
 
 
 def measure_training(flags: list[str], steps: int) -> None:
-    """Trains for `steps`; prints what the two starts took, and the share of the time that steps waited for data."""
+    """Trains for `steps`, 2 times; prints the times, and the share in which steps wait for data."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"TFDS_DATA_DIR": f"{folder}/data"}
         run, again = Path(folder) / "run", Path(folder) / "again"
@@ -112,28 +127,43 @@ def measure_training(flags: list[str], steps: int) -> None:
             started = time.perf_counter()
             subprocess.run(command, cwd=ROOT, env=environment, check=True, stderr=subprocess.PIPE)
             waits = [
-                r["data_wait"] for r in metrics_log.read_metrics(workdir / "metrics.jsonl") if r["split"] == "train"
+                r["data_wait"]
+                for r in metrics_log.read_metrics(workdir / "metrics.jsonl")
+                if r["split"] == "train"
             ]
             print(
-                f"{steps} steps and the test split: {time.perf_counter() - started:.1f} s; waiting for data "
-                f"{statistics.median(waits):.2%} of the time (median of {len(waits)} intervals of 10 steps, the worst "
+                f"{steps} steps and the test split: {time.perf_counter() - started:.1f} s; "
+                "waiting for data "
+                f"{statistics.median(waits):.2%} of the time (median of {len(waits)} intervals "
+                "of 10 steps, the worst "
                 f"{max(waits):.2%}), ids {'tokenised' if workdir == run else 'found'}"
             )
-            for model in run.glob("tokenizer.model"):  # so that the second start has the same
+            for model in run.glob("tokenizer.model"):  # for the second start
                 again.mkdir(exist_ok=True)
                 (again / model.name).write_bytes(model.read_bytes())
 
 
 def main() -> None:
-    """Measures what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=1_000_000, help="pairs that are planned")
-    parser.add_argument("--stored-pairs", type=int, default=1_000_000, help="pairs with ids that batches are made of")
-    parser.add_argument("--packing", action="store_true", help="many pairs a row")
-    parser.add_argument("--steps", type=int, default=200, help="batches of a timed stream, or steps of the run")
+    """Measures the data path, or a run with --train."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=1_000_000, help="pairs of the plan")
+    parser.add_argument(
+        "--stored-pairs",
+        type=int,
+        default=1_000_000,
+        help="pairs with token ids, for batches",
+    )
+    parser.add_argument("--packing", action="store_true", help="pack several pairs into a row")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="batches of a timed stream, or steps with --train"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="timed streams")
     parser.add_argument(
-        "--train", action="store_true", help="measure a run instead; further flags are those of train.py"
+        "--train",
+        action="store_true",
+        help="measure a run; other flags are those of train.py",
     )
     arguments, flags = parser.parse_known_args()
     if arguments.train:

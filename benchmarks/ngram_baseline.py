@@ -1,22 +1,24 @@
-"""Bits per byte of the best n-gram language model: what a decoder-only Transformer has to beat.
+"""Bits per byte of the best n-gram language model: a baseline for decoder-only models.
 
-Interpolated n-grams over bytes and over SentencePiece pieces, of every order up to a limit, with three smoothings:
+Interpolated n-grams over bytes and over SentencePiece pieces, of every order up to a limit, with 3
+smoothings:
 
   Witten-Bell        Witten and Bell, 1991, method C
   Kneser-Ney         interpolated and modified: Chen and Goodman, 1998
-  tuned Kneser-Ney   the same counts; the discounts, and the concentration of a Pitman-Yor process (Teh, 2006), minimise
-                     the bits of the validation split, for each length of context and each group of similar contexts
+  tuned Kneser-Ney   the same counts; the discounts, and the concentration of a Pitman-Yor process
+                     (Teh, 2006), minimise the bits of the validation split, for each length of
+                     context and each group of similar contexts
 
-The train split alone is counted, and the pieces are learned from it too. The validation split chooses the unit, the
-vocabulary, the smoothing and the order. The test figure is that of the choice.
+Counts and pieces are from the train split only. The validation split selects the unit, the
+vocabulary, the smoothing and the order. The test figure is that of the selected model.
 
-A phrase is one sequence: a start context, its bytes or pieces, one end symbol. Nothing is carried over to the next.
-Bits per byte are the bits of all phrases, end symbols included, divided by the UTF-8 bytes of the phrases: an end
-symbol costs bits and adds no byte. The text 'en-de' is the English phrase, a tab and the German phrase, and all of it
-counts.
+A phrase is one sequence: a start symbol, its bytes or pieces, one end symbol. Nothing is carried
+over to the next phrase. Bits per byte are the bits of all phrases, end symbols included, divided by
+the UTF-8 bytes of the phrases, without end symbols. The text 'en-de' is the English phrase, a tab
+and the German phrase, all of which counts.
 
-Below every distribution lies the uniform one over all symbols, so that none has probability 0. Each run checks that
-the distributions sum to 1.
+Every distribution is interpolated with the uniform one over all symbols, so that no probability is
+0. Each run checks that the distributions sum to 1.
 
     python benchmarks/ngram_baseline.py --text=de
 """
@@ -30,53 +32,65 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from flaxformer_lite.data.sources import builders
+from flaxformer_lite.data.sources import builders, preparation
 from flaxformer_lite.data.tokens import tokenizer
 
 SPLITS = "train", "validation", "test"
 TRAIN, VALIDATION, TEST, PROBE = range(4)
-PROBES = 4  # contexts after which the probabilities of all symbols are added up
-CLASSES = 3  # an n-gram seen once, twice, or more often has a discount of its own
-# Contexts are alike that were followed by about as many different symbols, of which about the same share came once:
-# what always precedes the same letter needs less smoothing than what precedes any digit.
+PROBES = 4  # contexts for which the sum of all probabilities is checked
+CLASSES = 3  # separate discounts for n-grams with counts of 1, 2, and more
+# A group has contexts with a similar number of different next symbols, and a similar share of those
+# seen once: a context that always precedes the same letter needs less smoothing than one that
+# precedes any digit.
 SYMBOL_EDGES, ONCE_EDGES = (1.5, 4.5, 10.5, 60.5), (0.01, 0.5)
 GROUPS = (len(SYMBOL_EDGES) + 1) * (len(ONCE_EDGES) + 1)
 
 
 class Corpus(NamedTuple):
-    """All phrases one after the other, each from its start to its end symbol."""
+    """All phrases concatenated, each with its start and end symbol."""
 
     tokens: np.ndarray  # int64 (N,)
-    depth: np.ndarray  # int64 (N,): how many tokens of its phrase come before it
+    depth: np.ndarray  # int64 (N,): tokens of the phrase before this one
     split: np.ndarray  # int64 (N,)
     last: np.ndarray  # bool (N,)
-    size: int  # symbols that may follow a context; the start symbol, whose id this is, may not
+    size: int  # symbols that may follow a context; also the id of the start symbol, which may not
 
     @property
     def held_out(self) -> np.ndarray:
-        """Bool (N,): the M tokens that are predicted."""
+        """Which M tokens are predicted: bool (N,)."""
         return (self.split != TRAIN) & (self.depth > 0)
 
 
 class Level(NamedTuple):
-    """What the contexts of one length saw in training, at each predicted token; zeros where none of it was seen."""
+    """Training counts for the contexts of one length, at each predicted token; 0 if not seen."""
 
     count: np.ndarray  # float64 (M,): the token after this context
     total: np.ndarray  # float64 (M,): any token after this context
-    kinds: np.ndarray  # float64 (CLASSES, M): different tokens that came once, twice, more often
+    kinds: np.ndarray  # float64 (CLASSES, M): different tokens with a count of 1, 2, more
     group: np.ndarray  # int64 (M,)
     discounts: np.ndarray  # float64 (CLASSES,): as Chen and Goodman estimate them
 
     def where(self, mask: np.ndarray) -> "Level":
-        """The same for some of the tokens."""
-        return Level(self.count[mask], self.total[mask], self.kinds[:, mask], self.group[mask], self.discounts)
+        """Returns the level of some of the tokens."""
+        return Level(
+            self.count[mask],
+            self.total[mask],
+            self.kinds[:, mask],
+            self.group[mask],
+            self.discounts,
+        )
 
 
 def in_a_row(splits: Sequence[Sequence[np.ndarray]], size: int, end: int) -> Corpus:
-    """The phrases of train, validation and test, then the probes: a start of a phrase before each of the symbols."""
-    starts = [phrase[: len(phrase) * i // (PROBES - 1)] for i, phrase in enumerate(splits[VALIDATION][:PROBES])]
+    """Returns the phrases of all splits, then the probes: prefixes, each with every symbol."""
+    starts = [
+        phrase[: len(phrase) * i // (PROBES - 1)]
+        for i, phrase in enumerate(splits[VALIDATION][:PROBES])
+    ]
     rows = [[np.concatenate(([size], phrase, [end])) for phrase in phrases] for phrases in splits]
-    rows.append([np.concatenate(([size], start, [symbol])) for start in starts for symbol in range(size)])
+    rows.append(
+        [np.concatenate(([size], start, [symbol])) for start in starts for symbol in range(size)]
+    )
     lengths = np.array([len(row) for phrases in rows for row in phrases])
     ends = np.cumsum(lengths)
     last = np.zeros(ends[-1], bool)
@@ -91,19 +105,22 @@ def in_a_row(splits: Sequence[Sequence[np.ndarray]], size: int, end: int) -> Cor
 
 
 def count(corpus: Corpus, max_order: int) -> Iterator[tuple[Level, Level]]:
-    """For contexts of 0, 1, ... `max_order` - 1 tokens: the plain counts, and those of Kneser-Ney's lower orders."""
+    """Yields plain counts and Kneser-Ney's lower-order counts, for contexts of 0, 1, ... tokens."""
     tokens, depth, train = corpus.tokens, corpus.depth, corpus.split == TRAIN
-    grams, contexts = tokens, np.zeros_like(tokens)  # ids of the n-gram that ends at a token, and of what precedes it
+    # ids of the n-gram that ends at a token, and of its context
+    grams, contexts = tokens, np.zeros_like(tokens)
     for length in range(max_order):
         fits, extends = depth >= max(length, 1), depth > length
-        # What precedes a token, one token longer than now, is the n-gram that ends at the token before it.
+        # The context of a token that is one token longer is the n-gram that ends at the previous
+        # token.
         longer_contexts, longer = np.roll(grams, 1), np.full_like(grams, -1)
         keys = longer_contexts[extends] * (corpus.size + 1) + tokens[extends]
         longer[extends] = np.unique(keys, return_inverse=True)[1]
 
         number = grams.max() + 1
         plain = np.bincount(grams[fits & train], minlength=number)
-        # Kneser-Ney counts the different tokens on the left. An n-gram at the start has none and keeps its plain count.
+        # Kneser-Ney counts the different tokens on the left. An n-gram at the start of a phrase has
+        # none and keeps its plain count.
         _, one_of_each = np.unique(longer[extends & train], return_index=True)
         left = np.bincount(grams[extends & train][one_of_each], minlength=number)
         left += np.bincount(grams[fits & train & ~extends], minlength=number)
@@ -117,26 +134,37 @@ def count(corpus: Corpus, max_order: int) -> Iterator[tuple[Level, Level]]:
         grams, contexts = longer, longer_contexts
 
 
-def _level(counts: np.ndarray, context_of: np.ndarray, grams: np.ndarray, contexts: np.ndarray) -> Level:
-    """From the count and the context of each n-gram; ids of -1 have nothing."""
+def _level(
+    counts: np.ndarray, context_of: np.ndarray, grams: np.ndarray, contexts: np.ndarray
+) -> Level:
+    """Returns the level, from the count and the context of each n-gram; an id of -1 has neither."""
 
     def at(values: np.ndarray, ids: np.ndarray) -> np.ndarray:
         return np.where(ids >= 0, values[ids], 0).astype(float)
 
     n = np.arange(1, CLASSES + 1)
-    kinds = np.stack([at(np.bincount(context_of, np.minimum(counts, CLASSES) == i), contexts) for i in n])
+    kinds = np.stack(
+        [at(np.bincount(context_of, np.minimum(counts, CLASSES) == i), contexts) for i in n]
+    )
     symbols = kinds.sum(0)
     once = kinds[0] / np.maximum(symbols, 1)
-    group = np.searchsorted(SYMBOL_EDGES, symbols) * (len(ONCE_EDGES) + 1) + np.searchsorted(ONCE_EDGES, once)
+    group = np.searchsorted(SYMBOL_EDGES, symbols) * (len(ONCE_EDGES) + 1) + np.searchsorted(
+        ONCE_EDGES, once
+    )
     times = np.array([(counts == i).sum() for i in range(1, CLASSES + 2)], float)
-    estimates = n - (n + 1) * times[0] / max(times[0] + 2 * times[1], 1) * times[1:] / np.maximum(times[:-1], 1)
-    # Where hardly an n-gram is rare, as with single bytes, the estimate means nothing; it must stay from 0 to n.
+    estimates = n - (n + 1) * times[0] / max(times[0] + 2 * times[1], 1) * times[1:] / np.maximum(
+        times[:-1], 1
+    )
+    # With few rare n-grams, as with single bytes, the estimate is meaningless; it must be from 0 to
+    # n.
     discounts = np.where((times[:-1] > 0) & (estimates >= 0), estimates, n / 2)
-    return Level(at(counts, grams), at(np.bincount(context_of, counts), contexts), kinds, group, discounts)
+    return Level(
+        at(counts, grams), at(np.bincount(context_of, counts), contexts), kinds, group, discounts
+    )
 
 
 def witten_bell(levels: Sequence[Level], size: int) -> np.ndarray:
-    """Probabilities (M,): a context expects a new symbol as often as it saw different ones."""
+    """Returns probabilities (M,); new symbols have the weight of the number of different ones."""
     p = np.full(len(levels[0].count), 1 / size)
     for level in levels:
         new = level.kinds.sum(0)
@@ -145,12 +173,12 @@ def witten_bell(levels: Sequence[Level], size: int) -> np.ndarray:
 
 
 def estimated(levels: Sequence[Level]) -> np.ndarray:
-    """Parameters (levels, GROUPS, CLASSES + 1): Chen and Goodman's discounts, and a concentration of 0."""
+    """Returns (levels, GROUPS, CLASSES + 1): Chen-Goodman discounts, and concentrations of 0."""
     return np.stack([np.tile(np.append(level.discounts, 0.0), (GROUPS, 1)) for level in levels])
 
 
 def kneser_ney(levels: Sequence[Level], size: int, parameters: np.ndarray) -> np.ndarray:
-    """Probabilities (M,) with parameters as `estimated` has them."""
+    """Returns probabilities (M,), for parameters with the shape of `estimated`."""
     p = np.full(len(levels[0].count), 1 / size)
     for level, values in zip(levels, parameters, strict=True):
         kept, given, _ = _shares(level, values)
@@ -159,7 +187,7 @@ def kneser_ney(levels: Sequence[Level], size: int, parameters: np.ndarray) -> np
 
 
 def _shares(level: Level, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The probability from this level, the weight of the shorter context, and what both were divided by."""
+    """Returns the probability of this level, the weight of the shorter context, and the divisor."""
     seen, of_token = level.total > 0, values[level.group]
     concentration = of_token[:, CLASSES]
     divisor = np.where(seen, level.total + concentration, 1.0)
@@ -170,12 +198,12 @@ def _shares(level: Level, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _class(level: Level) -> np.ndarray:
-    """Which of the discounts the token has; without a count, any."""
+    """Returns the index of the token's discount; arbitrary if it has no count."""
     return np.clip(level.count, 1, CLASSES).astype(int) - 1
 
 
 def tune(levels: Sequence[Level], size: int) -> np.ndarray:
-    """The parameters, as `estimated` has them, that give the tokens of `levels` the fewest bits."""
+    """Returns the parameters, with the shape of `estimated`, that minimise the bits of `levels`."""
     start = estimated(levels)
     start[..., CLASSES] = 0.1
 
@@ -185,26 +213,37 @@ def tune(levels: Sequence[Level], size: int) -> np.ndarray:
         for level, values in zip(levels, parameters, strict=True):
             shares.append(_shares(level, values))
             p.append(shares[-1][0] + shares[-1][1] * p[-1])
-        slopes, back = np.zeros_like(start), -1 / p[-1] / len(p[-1])  # of the mean nats, by p of the level
+        # Gradients of the mean nats: by the parameters, and by p of the level.
+        slopes, back = np.zeros_like(start), -1 / p[-1] / len(p[-1])
         for i in reversed(range(len(levels))):
             level, (_, given, divisor) = levels[i], shares[i]
             scaled = np.where(level.total > 0, back / divisor, 0.0)
             for j in range(CLASSES):
                 own = (level.count > 0) & (_class(level) == j)
-                slopes[i, :, j] = np.bincount(level.group, scaled * (level.kinds[j] * p[i] - own), GROUPS)
+                slopes[i, :, j] = np.bincount(
+                    level.group, scaled * (level.kinds[j] * p[i] - own), GROUPS
+                )
             slopes[i, :, CLASSES] = np.bincount(level.group, scaled * (p[i] - p[i + 1]), GROUPS)
             back = back * given
         return -np.log(p[-1]).mean(), slopes.ravel()
 
-    # No discount is 0 and no concentration below 0: each context leaves something to the next shorter one.
+    # Discounts over 0 and concentrations of at least 0 give the shorter context some weight.
     bounds = [(1e-4, float(i)) for i in range(1, CLASSES + 1)] + [(0.0, 1e3)]
     options = {"maxiter": 150, "maxcor": 20}
-    best = minimize(bits, start.ravel(), jac=True, bounds=bounds * (start.size // len(bounds)), options=options)
+    best = minimize(
+        bits, start.ravel(), jac=True, bounds=bounds * (start.size // len(bounds)), options=options
+    )
     return best.x.reshape(start.shape)
 
 
-def scores(corpus: Corpus, sizes: Sequence[int], max_order: int) -> dict[str, dict[int, tuple[float, float]]]:
-    """Smoothing -> order -> bits per byte of validation and test, whose texts have `sizes` bytes."""
+def scores(
+    corpus: Corpus, sizes: Sequence[int], max_order: int
+) -> dict[str, dict[int, tuple[float, float]]]:
+    """Returns smoothing -> order -> bits per byte of validation and test.
+
+    Args:
+      sizes: bytes of the texts of each split.
+    """
     split, last = corpus.split[corpus.held_out], corpus.last[corpus.held_out]
 
     def score(p: np.ndarray) -> tuple[float, float]:
@@ -221,7 +260,7 @@ def scores(corpus: Corpus, sizes: Sequence[int], max_order: int) -> dict[str, di
         levels = (*lower[: order - 1], plain[order - 1])
         found["Witten-Bell"][order] = score(witten_bell(plain[:order], corpus.size))
         found["Kneser-Ney"][order] = score(kneser_ney(levels, corpus.size, estimated(levels)))
-    # Tuned discounts make more of long contexts, so that shorter ones than the untuned choice need no look.
+    # Tuned discounts favour longer contexts, so orders below the untuned optimum are skipped.
     for order in range(min(found["Kneser-Ney"], key=found["Kneser-Ney"].get), max_order + 1):
         levels = (*lower[: order - 1], plain[order - 1])
         parameters = tune([level.where(split == VALIDATION) for level in levels], corpus.size)
@@ -230,10 +269,10 @@ def scores(corpus: Corpus, sizes: Sequence[int], max_order: int) -> dict[str, di
 
 
 def in_pieces(texts: Sequence[Sequence[str]], kind: str, vocab_size: int) -> list[list[np.ndarray]]:
-    """The splits in pieces learned from the first.
+    """Returns the splits in pieces that are trained on the first split.
 
     Raises:
-      ValueError: the text has fewer pieces, or does not come back from them.
+      ValueError: the text has too few pieces, or decoding does not restore it.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.model"
@@ -246,9 +285,9 @@ def in_pieces(texts: Sequence[Sequence[str]], kind: str, vocab_size: int) -> lis
 
 
 def read(pair: str, text: str, data_dir: str | None) -> list[list[str]]:
-    """The texts of train, validation and test: one locale of `pair`, or both with a tab between."""
+    """Returns the texts of all splits: one locale of `pair`, or both with a tab between."""
     builder = builders.cldr_translate(pair, data_dir=data_dir)
-    builders.prepare(builder)
+    preparation.prepare(builder)
     return [
         [
             "\t".join(example[name].decode() for name in text.split("-"))
@@ -259,23 +298,38 @@ def read(pair: str, text: str, data_dir: str | None) -> list[list[str]]:
 
 
 def main() -> None:
-    """Prints the validation figures of all models, and the choice with its test figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", default="cldr_translate/en-de", help="cldr_translate/<source>-<target>")
-    parser.add_argument("--text", default="de", help="<source>, <target>, or <source>-<target> for both in one text")
-    parser.add_argument("--data_dir", help="the folder of all datasets, by default that of TFDS")
-    parser.add_argument("--vocab_sizes", type=int, nargs="*", default=[512, 1000, 2000], help="of the pieces")
-    parser.add_argument("--byte_order", type=int, default=16, help="the longest n-gram of bytes; 0 for none")
-    parser.add_argument("--piece_order", type=int, default=10, help="the longest n-gram of pieces")
+    """Prints the validation figures of all models, and the selected model with its test figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--dataset", default="cldr_translate/en-de", help="cldr_translate/<source>-<target>"
+    )
+    parser.add_argument(
+        "--text", default="de", help="<source>, <target>, or both in one text: <source>-<target>"
+    )
+    parser.add_argument("--data_dir", help="folder of all datasets; default: that of TFDS")
+    parser.add_argument(
+        "--vocab_sizes", type=int, nargs="*", default=[512, 1000, 2000], help="numbers of pieces"
+    )
+    parser.add_argument(
+        "--byte_order", type=int, default=16, help="longest n-gram of bytes; 0: none"
+    )
+    parser.add_argument("--piece_order", type=int, default=10, help="longest n-gram of pieces")
     flags = parser.parse_args()
     pair = flags.dataset.removeprefix("cldr_translate/")
     if flags.text not in (pair, *pair.split("-")):
-        parser.error(f"--text: expected {' or '.join((pair, *pair.split('-')))}, got {flags.text!r}")
+        parser.error(
+            f"--text: expected {' or '.join((pair, *pair.split('-')))}, got {flags.text!r}"
+        )
     texts = read(pair, flags.text, flags.data_dir)
     sizes = [sum(len(text.encode()) for text in split) for split in texts]
     units = [("bytes", 256)] if flags.byte_order else []
     units += [(kind, size) for kind in ("unigram", "bpe") for size in flags.vocab_sizes]
-    print(f"Validation bits per byte of {flags.text!r} by order\n{'unit':8}{'vocab':>6}  {'smoothing':16}")
+    print(
+        f"Validation bits per byte of {flags.text!r} by order\n{'unit':8}{'vocab':>6}  "
+        f"{'smoothing':16}"
+    )
     choices = {}
     for unit, vocab_size in units:
         if unit == "bytes":
@@ -289,14 +343,19 @@ def main() -> None:
                 continue
             corpus, max_order = in_a_row(splits, vocab_size, end=tokenizer.EOS), flags.piece_order
         for smoothing, by_order in scores(corpus, sizes, max_order).items():
-            figures = " ".join(f"{order}:{validation:.4f}" for order, (validation, _) in by_order.items())
+            figures = " ".join(
+                f"{order}:{validation:.4f}" for order, (validation, _) in by_order.items()
+            )
             print(f"{unit:8}{vocab_size:6}  {smoothing:16}  {figures}", flush=True)
             for order, figure in by_order.items():
                 choices[unit, f"{vocab_size}, {smoothing}, order {order}"] = figure
     for unit in dict.fromkeys(unit for unit, _ in choices):
         names = [name for name in choices if name[0] == unit]
         best = min(names, key=choices.get)
-        print(f"Best of {' '.join(best)}: {choices[best][0]:.4f} on validation, {choices[best][1]:.4f} on test")
+        print(
+            f"Best of {' '.join(best)}: {choices[best][0]:.4f} on validation, "
+            f"{choices[best][1]:.4f} on test"
+        )
     print(f"Choice: {' '.join(min(choices, key=choices.get))}")
 
 

@@ -1,11 +1,12 @@
-"""Collects what `benchmarks.accelerator` needs on a machine without a network: wheels, and the data of `multi30k_tok`.
+"""Collects the files for `benchmarks.accelerator` on a machine without a network.
 
     python -m benchmarks.offline --python=3.12 [--multi30k=FOLDER] [OUTPUT]
 
-Run it on a machine of any kind that reaches the package index. The target machine is assumed to have Linux on x86-64,
-Python, and what images for JAX mostly hold: JAX with its plugin, Flax, Optax, Orbax, NumPy, Abseil, SentencePiece and
-sacreBLEU. There, in the checkout: `python -m pip install --no-index --no-deps OUTPUT/*.whl`, and copy OUTPUT/multi30k
-to the checkout's root. FOLDER holds data/task1/tok of the public repository multi30k/dataset.
+Collects wheels, and the data of `multi30k_tok`. Runs on any machine that reaches the package index.
+The target machine needs Linux on x86-64, Python, and the usual contents of images for JAX: JAX with
+its plugin, Flax, Optax, Orbax, NumPy, Abseil, SentencePiece and sacreBLEU. There, in the checkout,
+run `python -m pip install --no-index --no-deps OUTPUT/*.whl`, and copy OUTPUT/multi30k to the root
+of the checkout. FOLDER is data/task1/tok of the public repository multi30k/dataset.
 """
 
 import argparse
@@ -16,20 +17,32 @@ from pathlib import Path
 
 LIMIT = 60e6  # bytes
 WHEELS = (
-    "ml_collections tensorflow-datasets grain array_record dm-tree immutabledict simple_parsing docstring_parser toml "
-    "tensorflow-metadata googleapis-common-protos protobuf importlib_resources etils termcolor babel tensorboardX "
-    "zipp tzdata portalocker wadler-lindig"
+    "ml_collections tensorflow-datasets grain array_record dm-tree immutabledict simple_parsing "
+    "docstring_parser toml tensorflow-metadata googleapis-common-protos protobuf "
+    "importlib_resources etils termcolor babel tensorboardX zipp tzdata portalocker wadler-lindig"
 ).split()
-FROM_SOURCE = ["promise"]  # of which there is no wheel
-PLATFORMS = ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any"]
+FROM_SOURCE = ["promise"]  # has no wheel
+PLATFORMS = [
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "any",
+]
 
 
 def main() -> None:
-    """Writes the folder, and its size to standard output."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Writes the folder and prints its size."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path, nargs="?", default=Path("offline"))
-    parser.add_argument("--python", default="3.12", help="the version on the other machine")
-    parser.add_argument("--multi30k", type=Path, help="a folder with train.lc.norm.tok.en and the others, gzip or not")
+    parser.add_argument("--python", default="3.12", help="Python version of the target machine")
+    parser.add_argument(
+        "--multi30k",
+        type=Path,
+        help="folder with train.lc.norm.tok.en and so on, gzip or not",
+    )
     arguments = parser.parse_args()
     output = arguments.output
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -49,7 +62,7 @@ def copy_multi30k(source: Path, target: Path) -> None:
     """Copies the English and German halves of the three splits.
 
     Raises:
-      SystemExit: one is not there.
+      SystemExit: a file is missing.
     """
     target.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val", "test_2016_flickr"):
@@ -57,7 +70,10 @@ def copy_multi30k(source: Path, target: Path) -> None:
             name = f"{split}.lc.norm.tok.{language}"
             found = [path for path in (source / name, source / f"{name}.gz") if path.is_file()]
             if not found:
-                sys.exit(f"--multi30k={source}: no {name}, gzip or not; expected data/task1/tok of multi30k/dataset")
+                sys.exit(
+                    f"--multi30k={source}: no {name}, gzip or not; expected data/task1/tok "
+                    "of multi30k/dataset"
+                )
             shutil.copy(found[0], target)
 
 

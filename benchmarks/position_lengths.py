@@ -1,9 +1,10 @@
-"""Trains every position scheme alike on short phrases only, and scores each on longer ones.
+"""Trains every position scheme on short phrases only, and scores each on longer ones.
 
-The default task, cut at half of its longest length: the longest phrase has 30 tokens with its end symbol, training sees
-those of at most 15. Scores are of held-out phrases (validation and test split), by the longer side's length. Beside
-the schemes stands 'all lengths': the default scheme trained on every length, as long: what the long phrases cost
-whoever has seen some. Runs that are there already are not made again, so the command can be stopped and started anew.
+The default task, cut at half of its longest length: the longest phrase has 30 tokens with its end
+symbol, and training uses those of at most 15. Scores are those of held-out phrases (validation and
+test split), by the length of the longer side. For comparison, 'all lengths' is the default scheme
+trained on all lengths for the same number of steps. Finished runs are not trained again, so an
+interrupted command can be started again.
 
     python benchmarks/position_lengths.py --seeds=3 --output=runs/position_lengths
 """
@@ -27,11 +28,11 @@ from flaxformer_lite.training import progress
 ROOT = Path(__file__).parent.parent
 TRAINED_UP_TO, LONGEST = 15, 40  # tokens, the end symbol included
 ALL_LENGTHS = "all lengths"
-BINS = (8, 12, 15, 18, 21, 24, 30)  # the longest of each
+BINS = (8, 12, 15, 18, 21, 24, 30)  # the longest length of each bin
 
 
 def train(scheme: str, seed: int, steps: int, folder: Path) -> Path:
-    """The workdir of one finished run."""
+    """Trains a run if it is not finished, and returns its workdir."""
     path = folder / f"{scheme.replace(' ', '_')}-{seed}"
     buckets = (8, 12, TRAINED_UP_TO, LONGEST) if scheme == ALL_LENGTHS else (8, 12, TRAINED_UP_TO)
     flags = {
@@ -46,13 +47,18 @@ def train(scheme: str, seed: int, steps: int, folder: Path) -> Path:
     }
     flags = [f"--config.{name}={value}" for name, value in flags.items()]
     subprocess.run(
-        [sys.executable, "train.py", "--config=default", f"--workdir={path.absolute()}", *flags], cwd=ROOT, check=True
+        [sys.executable, "train.py", "--config=default", f"--workdir={path.absolute()}", *flags],
+        cwd=ROOT,
+        check=True,
     )
     return path
 
 
 def score(path: Path) -> dict[int, dict[str, float]]:
-    """Longest length of each bin to exact match, chrF and the number of phrases; kept beside the run."""
+    """Returns exact match, chrF and the number of phrases of each bin, by its longest length.
+
+    Stores the scores in the workdir for the next start.
+    """
     kept = path / "scores_by_length.json"
     if not kept.exists():
         translator = translate.load(path)
@@ -67,16 +73,25 @@ def score(path: Path) -> dict[int, dict[str, float]]:
         scores = {}
         for low, high in zip((0, *BINS), BINS, strict=False):
             chosen = np.flatnonzero((length_N > low) & (length_N <= high))
-            values = scoring.score([hypotheses[i] for i in chosen], [[target[i] for i in chosen]]).values
-            scores[high] = {"exact_match": values["exact_match"], "chrf": values["chrf"], "phrases": len(chosen)}
+            values = scoring.score(
+                [hypotheses[i] for i in chosen], [[target[i] for i in chosen]]
+            ).values
+            scores[high] = {
+                "exact_match": values["exact_match"],
+                "chrf": values["chrf"],
+                "phrases": len(chosen),
+            }
         workdir.write_whole(kept, json.dumps(scores, indent=1))
     return {int(high): scores for high, scores in json.loads(kept.read_text()).items()}
 
 
 def table(results: dict[str, list[dict[int, dict[str, float]]]], metric: str, scale: float) -> str:
-    """A line for each scheme: the mean over seeds and the spread, lowest to highest, in each bin."""
+    """Returns a line for each scheme: mean over seeds, lowest and highest, in each bin."""
     first = next(iter(results.values()))[0]
-    heads = [f"{low + 1}-{high} ({first[high]['phrases']})" for low, high in zip((0, *BINS), BINS, strict=False)]
+    heads = [
+        f"{low + 1}-{high} ({first[high]['phrases']})"
+        for low, high in zip((0, *BINS), BINS, strict=False)
+    ]
     rows = [["tokens (phrases)", *heads]]
     for scheme, seeds in results.items():
         cells = []
@@ -88,19 +103,29 @@ def table(results: dict[str, list[dict[int, dict[str, float]]]], metric: str, sc
 
 
 def main() -> None:
-    """Trains what is missing, then prints the tables and draws the plot."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Trains missing runs, then prints the tables and writes the figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--schemes", nargs="+", default=[*CHOICES["model.position"], ALL_LENGTHS])
     parser.add_argument("--seeds", type=int, default=3, help="runs of each scheme, seeds 0, 1, ...")
-    parser.add_argument("--steps", type=int, default=600, help="updates of each run")
-    parser.add_argument("--output", type=Path, default=Path("runs/position_lengths"), help="folder for runs and plot")
+    parser.add_argument("--steps", type=int, default=600, help="steps of each run")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/position_lengths"),
+        help="folder of the runs and the figure",
+    )
     arguments = parser.parse_args()
     results: dict[str, list] = {scheme: [] for scheme in arguments.schemes}
     for seed in range(arguments.seeds):
         for scheme in arguments.schemes:
             results[scheme].append(score(train(scheme, seed, arguments.steps, arguments.output)))
     for metric, scale, name in (("exact_match", 100, "Exact match, %"), ("chrf", 1, "chrF")):
-        print(f"{name}, mean over {arguments.seeds} seeds (lowest-highest)\n{table(results, metric, scale)}\n")
+        print(
+            f"{name}, mean over {arguments.seeds} seeds "
+            f"(lowest-highest)\n{table(results, metric, scale)}\n"
+        )
     curves = {
         scheme: {high: [100 * scores[high]["exact_match"] for scores in seeds] for high in BINS}
         for scheme, seeds in results.items()

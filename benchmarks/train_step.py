@@ -1,15 +1,16 @@
-"""Speed of a training step beside others at equal sizes: plain PyTorch, Marian in Transformers, Flax's WMT example.
+"""Speed of a training step against PyTorch, Marian in Transformers, and Flax's WMT example.
 
-Each has a process of its own, which makes its model and a batch of random tokens and compiles; then they take turns, so
-that whatever else the machine does meets all of them. A step is forward, backward and Adam, with label smoothing and
-dropout of 0.1, on rows without padding. PyTorch's layers drop attention weights too, and within feed-forward networks,
-which the paper's do not: "ours_attention_dropout" is the nearest to it. "ours_r_drop", if it is asked for, passes each
-row through the model twice (`train.r_drop`), and its tokens count once.
+All have equal sizes. Each runs in its own process, which makes its model and a batch of random
+tokens and compiles. Then the processes alternate, so that other load on the machine affects all of
+them. A step is forward, backward and Adam, with label smoothing and dropout of 0.1, on rows without
+padding. PyTorch's layers also apply dropout to attention weights and within feed-forward networks,
+unlike the paper; "ours_attention_dropout" is the most similar. "ours_r_drop", on request, makes 2
+passes of each row (`train.r_drop`), and counts its tokens once.
 
-Printed are target tokens a second, the arithmetic of the matrix products (multiply-adds count as two) over the peak
-that a product of two large matrices reaches in the same run, the best of all processes; the memory at its peak, the
-time from the start of the process to its first finished step, and how often as fast as PyTorch's (or else the first
-engine's) its steps are.
+Prints target tokens a second; FLOP/s of the matrix products (a multiply-add counts as 2) over the
+peak, which is that of a product of large matrices in the same run, the best of all processes; the
+peak memory; the time from the start of the process to its first finished step; and the speed
+relative to PyTorch, or else to the first engine.
 
     pip install -e '.[bench]' && python benchmarks/train_step.py --size=base
     python benchmarks/train_step.py --size=tiny --only ours torch
@@ -36,9 +37,9 @@ from typing import Any
 import numpy as np
 
 SMOOTHING, DROPOUT, RATE = 0.1, 0.1, 1e-4
-PRODUCTS = 8  # of large matrices, after each turn
-SLICE = 1.0  # seconds that a turn takes at least
-SIDE = {True: 2048, False: 8192}  # of the large matrices, on a CPU and elsewhere
+PRODUCTS = 8  # of large matrices, after the steps of each turn
+SLICE = 1.0  # shortest turn, in seconds
+SIDE = {True: 2048, False: 8192}  # of the large matrices, by whether the device is a CPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,25 +64,30 @@ SIZES = {
 
 
 def tokens(size: Size) -> tuple[np.ndarray, np.ndarray]:
-    """Sources and targets, (rows, length), none of them a special symbol."""
+    """Returns sources and targets, (rows, length), without special symbols."""
     rng = np.random.default_rng(0)
-    return tuple(rng.integers(4, size.vocabulary, (size.rows, size.length)).astype(np.int32) for _ in range(2))
+    return tuple(
+        rng.integers(4, size.vocabulary, (size.rows, size.length)).astype(np.int32)
+        for _ in range(2)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Something that trains."""
+    """An implementation of training."""
 
-    step: Callable[[], float]  # makes one and waits for it; the loss a token
-    matmul: Callable[[int], int]  # multiplies two large matrices so many times, and waits; the FLOPs of one product
-    memory: Callable[[], float | None]  # bytes at the peak, where it is not the process's own
+    step: Callable[[], float]  # runs a step, waits for it, and returns the loss a token
+    matmul: Callable[[int], int]  # runs n large products, waits, and returns the FLOPs of one
+    memory: Callable[[], float | None]  # peak bytes of the device; None: those of the process
 
 
 def config_of(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float = 0.0) -> Any:
-    """The config of this package for a step of this size."""
+    """Returns the config of this package for a step of this size."""
     from flaxformer_lite.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
 
-    sizes = dict(d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary)
+    sizes = dict(
+        d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary
+    )
     layers = dict(num_encoder_layers=size.layers, num_decoder_layers=size.layers)
     drop = dict(dropout=DROPOUT, attention_dropout=attention_dropout)
     return Config(
@@ -100,19 +106,25 @@ def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float =
     import jax
 
     from flaxformer_lite.data.batches import batch_shapes
-    from flaxformer_lite.training import parallel
+    from flaxformer_lite.training import meshes, parallel
     from flaxformer_lite.training import step as step_lib
 
     config = config_of(size, dtype, attention_dropout, r_drop)
-    mode = parallel.MeshMode(parallel.make_mesh(-1))
-    train_step, initial_state = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
+    mode = parallel.MeshMode(meshes.make_mesh(-1))
+    train_step, initial_state = step_lib.of_config(
+        config, axis_name=mode.axis_name, row_shards=mode.row_shards
+    )
     struct = batch_shapes.struct(config, size.rows, size.length)
-    with ThreadPoolExecutor(1) as thread:  # which compiles the step while the state is made, as in a run
-        compiling = thread.submit(mode.compile, train_step, jax.eval_shape(initial_state), struct, donate=True)
+    with ThreadPoolExecutor(1) as thread:  # compiles during the initialisation, as `train` does
+        compiling = thread.submit(
+            mode.compile, train_step, jax.eval_shape(initial_state), struct, donate=True
+        )
         state = mode.make_state(initial_state)
         compiled = compiling.result()
     source, target = tokens(size)
-    batch = mode.put_batch({"source": source, "target": target, "row": np.arange(size.rows, dtype=np.int32)})
+    batch = mode.put_batch(
+        {"source": source, "target": target, "row": np.arange(size.rows, dtype=np.int32)}
+    )
 
     def step() -> float:
         nonlocal state
@@ -143,7 +155,7 @@ def _jax_matmul(dtype: str) -> tuple[Callable, Callable]:
 
 
 def flax_wmt(size: Size, dtype: str, file: str) -> Engine:
-    """The model of Flax's WMT example, read from its `models.py`, with the one-hot loss that its `train.py` has."""
+    """The model in `models.py` of Flax's WMT example, with the one-hot loss of its `train.py`."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -152,17 +164,30 @@ def flax_wmt(size: Size, dtype: str, file: str) -> Engine:
     models = importlib.util.module_from_spec(spec)
     sys.modules["wmt_models"] = models
     spec.loader.exec_module(models)
-    shape = dict(vocab_size=size.vocabulary, output_vocab_size=size.vocabulary, share_embeddings=True)
-    shape |= dict(logits_via_embedding=True, emb_dim=size.d_model, num_heads=size.num_heads, num_layers=size.layers)
-    shape |= dict(qkv_dim=size.d_model, mlp_dim=size.d_ff, max_len=size.length, dtype=jnp.dtype(dtype))
+    shape = dict(
+        vocab_size=size.vocabulary, output_vocab_size=size.vocabulary, share_embeddings=True
+    )
+    shape |= dict(
+        logits_via_embedding=True,
+        emb_dim=size.d_model,
+        num_heads=size.num_heads,
+        num_layers=size.layers,
+    )
+    shape |= dict(
+        qkv_dim=size.d_model, mlp_dim=size.d_ff, max_len=size.length, dtype=jnp.dtype(dtype)
+    )
     config = models.TransformerConfig(**shape, dropout_rate=DROPOUT, attention_dropout_rate=DROPOUT)
     model, optimizer = models.Transformer(config), optax.adam(RATE, b1=0.9, b2=0.98, eps=1e-9)
     source, target = (jnp.asarray(side) for side in tokens(size))
-    params = model.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, source, target)["params"]
+    params = model.init(
+        {"params": jax.random.key(0), "dropout": jax.random.key(1)}, source, target
+    )["params"]
     state = params, optimizer.init(params), jax.random.key(2)
 
     def loss(params, key):
-        logits = model.apply({"params": params}, source, target, rngs={"dropout": key}).astype(jnp.float32)
+        logits = model.apply({"params": params}, source, target, rngs={"dropout": key}).astype(
+            jnp.float32
+        )
         low = SMOOTHING / (size.vocabulary - 1)
         wanted = jax.nn.one_hot(target, size.vocabulary) * (1 - SMOOTHING - low) + low
         return -(wanted * jax.nn.log_softmax(logits)).sum(axis=-1).mean()
@@ -185,7 +210,7 @@ def flax_wmt(size: Size, dtype: str, file: str) -> Engine:
 
 
 def pytorch(size: Size, dtype: str, compiled: bool = False) -> Engine:
-    """`torch.nn.Transformer` with embeddings, sinusoids and a tied output around it."""
+    """`torch.nn.Transformer` with embeddings, sinusoidal positions and a tied output."""
     import torch
     from torch import nn
 
@@ -196,22 +221,38 @@ def pytorch(size: Size, dtype: str, compiled: bool = False) -> Engine:
             super().__init__()
             self.embedding = nn.Embedding(size.vocabulary, size.d_model)
             nn.init.normal_(self.embedding.weight, std=size.d_model**-0.5)
-            sizes = dict(d_model=size.d_model, nhead=size.num_heads, dim_feedforward=size.d_ff, dropout=DROPOUT)
+            sizes = dict(
+                d_model=size.d_model,
+                nhead=size.num_heads,
+                dim_feedforward=size.d_ff,
+                dropout=DROPOUT,
+            )
             layers = dict(num_encoder_layers=size.layers, num_decoder_layers=size.layers)
             self.transformer = nn.Transformer(**sizes, **layers, batch_first=True)
             self.drop = nn.Dropout(DROPOUT)
-            angle = torch.arange(size.length)[:, None] * 10_000 ** (-torch.arange(0, size.d_model, 2) / size.d_model)
-            self.register_buffer("positions", torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1))
-            self.register_buffer("causal", nn.Transformer.generate_square_subsequent_mask(size.length))
+            angle = torch.arange(size.length)[:, None] * 10_000 ** (
+                -torch.arange(0, size.d_model, 2) / size.d_model
+            )
+            self.register_buffer(
+                "positions", torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+            )
+            self.register_buffer(
+                "causal", nn.Transformer.generate_square_subsequent_mask(size.length)
+            )
 
         def inputs(self, ids):
             return self.drop(self.embedding(ids) * size.d_model**0.5 + self.positions)
 
         def forward(self, source, shifted):
             masked = {"tgt_mask": self.causal, "tgt_is_causal": True}
-            return self.transformer(self.inputs(source), self.inputs(shifted), **masked) @ self.embedding.weight.T
+            return (
+                self.transformer(self.inputs(source), self.inputs(shifted), **masked)
+                @ self.embedding.weight.T
+            )
 
-    return _of_torch(Model().to(device), device, size, dtype, lambda model, *ids: model(*ids), compiled=compiled)
+    return _of_torch(
+        Model().to(device), device, size, dtype, lambda model, *ids: model(*ids), compiled=compiled
+    )
 
 
 def marian(size: Size, dtype: str) -> Engine:
@@ -221,16 +262,32 @@ def marian(size: Size, dtype: str) -> Engine:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = {"d_model": size.d_model, "max_position_embeddings": 256, "activation_function": "relu"}
-    shape |= {"scale_embedding": True, "dropout": DROPOUT, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    shape |= {
+        "scale_embedding": True,
+        "dropout": DROPOUT,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+    }
     for side in ("encoder", "decoder"):
         shape |= {f"{side}_layers": size.layers, f"{side}_attention_heads": size.num_heads}
         shape |= {f"{side}_ffn_dim": size.d_ff, f"{side}_layerdrop": 0.0}
-    config = MarianConfig(vocab_size=size.vocabulary, eos_token_id=2, pad_token_id=0, decoder_start_token_id=1, **shape)
-    forward = lambda model, source, shifted: model(input_ids=source, decoder_input_ids=shifted).logits  # noqa: E731
+    config = MarianConfig(
+        vocab_size=size.vocabulary,
+        eos_token_id=2,
+        pad_token_id=0,
+        decoder_start_token_id=1,
+        **shape,
+    )
+
+    def forward(model, source, shifted):
+        return model(input_ids=source, decoder_input_ids=shifted).logits
+
     return _of_torch(MarianMTModel(config).to(device), device, size, dtype, forward)
 
 
-def _of_torch(model: Any, device: str, size: Size, dtype: str, forward: Callable, compiled: bool = False) -> Engine:
+def _of_torch(
+    model: Any, device: str, size: Size, dtype: str, forward: Callable, compiled: bool = False
+) -> Engine:
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
@@ -263,7 +320,9 @@ def _of_torch(model: Any, device: str, size: Size, dtype: str, forward: Callable
         y[0, 0].item()
         return 2 * len(x) ** 3
 
-    return Engine(step, matmul, torch.cuda.max_memory_allocated if device == "cuda" else lambda: None)
+    return Engine(
+        step, matmul, torch.cuda.max_memory_allocated if device == "cuda" else lambda: None
+    )
 
 
 ENGINES = {
@@ -278,7 +337,7 @@ ENGINES = {
 
 
 def work(engine: Engine, answer: Callable[..., None]) -> None:
-    """What a process does: the first step, then a turn for each line that it reads."""
+    """Runs in a process: makes the first step, then a turn for each line of standard input."""
     answer(loss=engine.step())
     engine.step()
     started = time.perf_counter()
@@ -301,15 +360,21 @@ class Worker:
 
     def __init__(self, name: str, arguments: argparse.Namespace):
         self.name, started = name, time.monotonic()
-        flags = [f"--size={arguments.size}", f"--dtype={arguments.dtype}", f"--flax_wmt={arguments.flax_wmt}"]
+        flags = [
+            f"--size={arguments.size}",
+            f"--dtype={arguments.dtype}",
+            f"--flax_wmt={arguments.flax_wmt}",
+        ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen([sys.executable, __file__, f"--worker={name}", *flags], **pipes)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, f"--worker={name}", *flags], **pipes
+        )
         self.loss = self._answer()["loss"]
         self.first = time.monotonic() - started
         self.memory, self.steps, self.peaks = 0.0, [], []
 
     def turn(self) -> None:
-        """Some steps, and a few products of large matrices."""
+        """Runs some steps, and some products of large matrices."""
         self._process.stdin.write("turn\n")
         self._process.stdin.flush()
         answer = self._answer()
@@ -318,7 +383,7 @@ class Worker:
         self.memory = answer["memory"]
 
     def end(self) -> None:
-        """Lets the process go."""
+        """Ends the process."""
         self._process.stdin.close()
         self._process.wait()
 
@@ -331,12 +396,16 @@ class Worker:
 
 def main() -> None:
     """Prints a table, a line for each engine."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each")
-    parser.add_argument("--only", nargs="+", choices=ENGINES, help="these alone")
-    parser.add_argument("--flax_wmt", default="", help="the models.py of Flax's WMT example, to have that too")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each engine")
+    parser.add_argument("--only", nargs="+", choices=ENGINES, help="run only these engines")
+    parser.add_argument(
+        "--flax_wmt", default="", help="models.py of Flax's WMT example; adds that engine"
+    )
     parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     size = SIZES[arguments.size]
@@ -345,7 +414,10 @@ def main() -> None:
         engine = ENGINES[arguments.worker](size, arguments.dtype, *more)
         return work(engine, lambda **values: print(json.dumps(values), flush=True))
     left_out = {"torch.compile", "ours_r_drop", *(() if arguments.flax_wmt else ("flax_wmt",))}
-    workers = [Worker(name, arguments) for name in arguments.only or [name for name in ENGINES if name not in left_out]]
+    workers = [
+        Worker(name, arguments)
+        for name in arguments.only or [name for name in ENGINES if name not in left_out]
+    ]
     for _ in range(arguments.rounds):
         for worker in workers:
             worker.turn()
@@ -355,15 +427,20 @@ def main() -> None:
 
 
 def show(workers: list[Worker], size: Size, name: str) -> None:
-    """The table; the peak is the best product of any engine."""
+    """Prints the table; the peak is the best product of all engines."""
     from flaxformer_lite.config import Config, ModelConfig
     from flaxformer_lite.training import flops
 
-    sizes = dict(d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary)
+    sizes = dict(
+        d_model=size.d_model, num_heads=size.num_heads, d_ff=size.d_ff, vocab_size=size.vocabulary
+    )
     config = ModelConfig(**sizes, num_encoder_layers=size.layers, num_decoder_layers=size.layers)
     step = flops.train_step(Config(model=config), size.rows, size.length)
     peak = max(statistics.median(worker.peaks) for worker in workers)
-    print(f"{name}: {step / 1e9:,.1f} GFLOPs a step; peak of matrix products {peak / 1e9:,.0f} GFLOP/s")
+    print(
+        f"{name}: {step / 1e9:,.1f} GFLOPs a step; peak of matrix products {peak / 1e9:,.0f} "
+        "GFLOP/s"
+    )
     compared = next((worker for worker in workers if worker.name == "torch"), workers[0])
     measured = "ms a step: median (spread) | tokens a second | of the peak | GB | first step, s"
     print(f"| engine | {measured} | / {compared.name} |")
@@ -372,7 +449,8 @@ def show(workers: list[Worker], size: Size, name: str) -> None:
         median, passes = statistics.median(worker.steps), 2 if worker.name == "ours_r_drop" else 1
         ratios = [theirs / mine for theirs, mine in zip(compared.steps, worker.steps, strict=True)]
         print(
-            f"| {worker.name} | {1e3 * median:.1f} ({1e3 * min(worker.steps):.1f} to {1e3 * max(worker.steps):.1f}) "
+            f"| {worker.name} | {1e3 * median:.1f} ({1e3 * min(worker.steps):.1f} to "
+            f"{1e3 * max(worker.steps):.1f}) "
             f"| {size.rows * size.length / median:,.0f} | {passes * step / median / peak:.0%} "
             f"| {worker.memory / 1e9:.2f} | {worker.first:.1f} | {statistics.median(ratios):.2f} |"
         )

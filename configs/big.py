@@ -1,9 +1,9 @@
-"""The big model of "Attention Is All You Need" on WMT14 English-German; sections 5.2 and 6.1, Table 3.
+"""The big model of "Attention Is All You Need" on WMT14 English-German (sections 5.2 and 6.1).
 
-Data      WMT14 En-De, 4.5 million pairs, prepared once by TFDS as ArrayRecord (that step needs TensorFlow)
+Data      WMT14 En-De, 4.5 million pairs, prepared once by TFDS as ArrayRecord, with TensorFlow
 Hardware  the paper: 8 P100 GPUs, 3.5 days for 300,000 steps
-Expected  the paper: 28.4 BLEU (tokenised) with the last 20 checkpoints averaged, beam 4, alpha 0.6. Not yet measured
-          here
+Expected  the paper, Table 3: 28.4 BLEU (tokenised) with the last 20 checkpoints averaged, beam 4,
+          alpha 0.6; not yet trained here
 Command   python train.py --config=big --workdir=runs/big
 """
 

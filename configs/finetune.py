@@ -1,11 +1,12 @@
-"""Training that goes on from weights that are good already: what an import takes unless it is told otherwise.
+"""Fine-tuning of trained weights; the default config of `flaxformer-lite import`.
 
 Data      your own, named at the import or when training starts
 Hardware  one GPU, or a CPU for small models
 Expected  depends on the model and the data
 Command   flaxformer-lite import marian FOLDER --workdir=runs/mine
-          flaxformer-lite train --workdir=runs/mine --config.data.dataset=parallel_text --config.data.train_files=A,B
-          --config.data.validation_files=C,D --config.data.test_files=E,F
+          flaxformer-lite train --workdir=runs/mine --config.data.dataset=parallel_text
+          --config.data.train_files=A,B --config.data.validation_files=C,D
+          --config.data.test_files=E,F
 """
 
 from flaxformer_lite.config import default_config

@@ -1,4 +1,4 @@
-"""`python -m flaxformer_lite COMMAND ...`."""
+"""Runs a command: `python -m flaxformer_lite COMMAND ...`."""
 
 from flaxformer_lite.cli.commands import main
 

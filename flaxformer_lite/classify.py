@@ -1,4 +1,4 @@
-"""A trained classifier, ready to tell the class of a text.
+"""Classifies texts with a trained classifier.
 
 from flaxformer_lite import classify
 classifier = classify.load("runs/mine")
@@ -17,43 +17,53 @@ from flaxformer_lite.data.tokens.tokenizer import pad_rows
 from flaxformer_lite.decoding.decoder import padded_length
 from flaxformer_lite.fields import BOS
 
+ROWS = 64  # texts that are classified at once
+
 
 class Classifier:
-    """Texts to classes, in order."""
+    """Returns the class of each text, in order."""
 
     def __init__(self, run: trained.Trained):
         self.run = run
         self._logits = jax.jit(run.model.apply)
 
-    def __call__(self, texts: Sequence[str], *, name: str = "text", numbers: Sequence[int] | None = None) -> list[str]:
-        """The name of each text's likeliest class; an empty text gives an empty name.
+    def __call__(
+        self, texts: Sequence[str], *, name: str = "text", numbers: Sequence[int] | None = None
+    ) -> list[str]:
+        """Returns the name of the most probable class of each text; empty for an empty text.
 
         Args:
-          name, numbers: what an error calls a text; None: its number, counted from 1.
+          name, numbers: the name and the number of a text in error messages; by default its number,
+            counted from 1.
 
         Raises:
           InputError: a text has more tokens than the model takes.
         """
         probability_NC = self.probabilities(texts, name=name, numbers=numbers)
         best_N = probability_NC.argmax(axis=1)
-        return [self.run.label_names[best] if text else "" for text, best in zip(texts, best_N, strict=True)]
+        return [
+            self.run.label_names[best] if text else ""
+            for text, best in zip(texts, best_N, strict=True)
+        ]
 
     def probabilities(
         self, texts: Sequence[str], *, name: str = "text", numbers: Sequence[int] | None = None
     ) -> np.ndarray:
-        """(N, C): how likely each text is of each of `run.label_names`; the rest as when called."""
+        """Returns the probabilities of `run.label_names` for each text, (N, C); see `__call__`."""
         rows = [
-            np.concatenate([[BOS], ids]).astype(np.int32) for ids in self.run.encode(texts, name=name, numbers=numbers)
+            np.concatenate([[BOS], ids]).astype(np.int32)
+            for ids in self.run.encode(texts, name=name, numbers=numbers)
         ]
         probability_NC = np.zeros((len(rows), len(self.run.label_names)), np.float32)
-        # Texts of one padded length share batches, so that the probabilities of a text do not depend on the others.
+        # Texts of the same padded length share batches, so that the probabilities of a text do not
+        # depend on other texts.
         of_length = collections.defaultdict(list)
         for i, row in enumerate(rows):
             of_length[padded_length(len(row) + 1, self.run.config.model.max_length)].append(i)
         for length, group in of_length.items():
-            for first in range(0, len(group), trained.ROWS):
-                part = group[first : first + trained.ROWS]
-                unused = [np.empty(0, np.int32)] * (trained.ROWS - len(part))
+            for first in range(0, len(group), ROWS):
+                part = group[first : first + ROWS]
+                unused = [np.empty(0, np.int32)] * (ROWS - len(part))
                 source_BS = pad_rows([rows[i] for i in part] + unused, length)
                 logits_BC = self._logits({"params": self.run.params}, source_BS)
                 probability_NC[part] = jax.nn.softmax(logits_BC)[: len(part)]
@@ -68,14 +78,15 @@ def load(
     ensemble: str | Path | Sequence[str | Path] = (),
     tensor: int = 1,
 ) -> Classifier:
-    """The best model of a finished or half-finished run; without an evaluation yet, the newest.
+    """Returns the best classifier of a run, finished or not; the newest if none is evaluated yet.
 
     Args:
-      average, parameters, ensemble, tensor: as `trained.load` takes them; an average is 'last:5' or 'best:5'
-        checkpoints, an ensemble other runs that decide together with this one, and a model lies on `tensor` devices.
+      average, parameters, ensemble, tensor: see `trained.load`.
 
     Raises:
-      InputError: the folder holds no run, no checkpoint that can be read, or no classifier.
+      InputError: the folder contains no run, no readable checkpoint or no classifier.
     """
     chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
-    return Classifier(trained.load(workdir, command="classify", architecture="encoder_classifier", **chosen))
+    return Classifier(
+        trained.load(workdir, command="classify", architecture="encoder_classifier", **chosen)
+    )

@@ -1,6 +1,6 @@
-"""The one crossing from a user's ConfigDict to the typed settings of `fields`, strict.
+"""Converts a user's ConfigDict to the typed settings of `fields`, with strict checks.
 
-A config file only states what differs from the defaults:
+A config file sets only the fields that differ from the defaults:
 
     from flaxformer_lite.config import default_config
 
@@ -20,7 +20,12 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from flaxformer_lite.config_checks import check_contradictions, check_method, check_model, parse_average
+from flaxformer_lite.config_checks import (
+    check_contradictions,
+    check_method,
+    check_model,
+    parse_average,
+)
 from flaxformer_lite.fields import (
     BELOW_ONE,
     CHOICES,
@@ -39,7 +44,7 @@ from flaxformer_lite.fields import (
 )
 from flaxformer_lite.system.errors import InputError
 
-__all__ = [  # what users need, from one place
+__all__ = [  # the names that users import
     "CHOICES",
     "MAY_DIFFER_ON_RESUME",
     "READ_IF",
@@ -65,12 +70,15 @@ __all__ = [  # what users need, from one place
 
 
 def default_config() -> config_dict.ConfigDict:
-    """All defaults as a ConfigDict; fields that may be None are typed placeholders, so flags can set them."""
+    """Returns all defaults as a ConfigDict.
+
+    Fields that may be None are typed placeholders, so that flags can set them.
+    """
     return to_config_dict(Config())
 
 
 def to_config_dict(config: Config) -> config_dict.ConfigDict:
-    """A `Config` as the ConfigDict that `resolve` turns into the same `Config`."""
+    """Returns the ConfigDict that `resolve` converts to `config`."""
     result = config_dict.ConfigDict()
     for section in dataclasses.fields(config):
         result[section.name] = config_dict.ConfigDict()
@@ -78,19 +86,21 @@ def to_config_dict(config: Config) -> config_dict.ConfigDict:
         for field in dataclasses.fields(values):
             value = getattr(values, field.name)
             if types.NoneType in typing.get_args(hints[field.name]):
-                result[section.name][field.name] = config_dict.placeholder(_plain_type(hints[field.name]))
+                result[section.name][field.name] = config_dict.placeholder(
+                    _plain_type(hints[field.name])
+                )
             if value is not None:
                 result[section.name][field.name] = value
     return result
 
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:
-    """A `Config` as plain nested dicts, ready for JSON."""
+    """Returns a `Config` as plain nested dicts, ready for JSON."""
     return dataclasses.asdict(config)
 
 
 def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
-    """Fields that differ: (name, value in `old`, value in `new`), names as 'section.field'."""
+    """Returns the fields that differ: ('section.field', value in `old`, value in `new`)."""
     return [
         (f"{section}.{name}", value, to_dict(new)[section][name])
         for section, values in to_dict(old).items()
@@ -100,15 +110,18 @@ def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
 
 
 def resolve(user_config: Mapping[str, Any]) -> Config:
-    """The strict crossing from a ConfigDict (or nested dicts) to a `Config`.
+    """Returns the `Config` of a ConfigDict or of nested dicts.
 
     Raises:
-      InputError: an unknown section or field (the nearest valid name is given), a value of the wrong type or
-        out of range, or two fields that contradict each other. The message starts with the field's name.
+      InputError: a section or field is unknown (the message suggests the nearest name), a value
+        has the wrong type or is out of range, or two fields contradict each other. The message
+        starts with the field's name.
     """
     sections = typing.get_type_hints(Config)
     if not isinstance(user_config, (Mapping, config_dict.ConfigDict)):
-        raise InputError(f"config: expected the sections {', '.join(sections)}, got {user_config!r}.")
+        raise InputError(
+            f"config: expected the sections {', '.join(sections)}, got {user_config!r}."
+        )
     _check_names("", user_config, sections)
     resolved = {}
     for section, section_class in sections.items():
@@ -116,7 +129,9 @@ def resolve(user_config: Mapping[str, Any]) -> Config:
         if not isinstance(values, (Mapping, config_dict.ConfigDict)):
             raise InputError(f"config.{section}: expected a section with fields, got {values!r}.")
         _check_names(f"{section}.", values, hints)
-        checked = {name: _check_value(f"{section}.{name}", values[name], hints[name]) for name in values}
+        checked = {
+            name: _check_value(f"{section}.{name}", values[name], hints[name]) for name in values
+        }
         resolved[section] = section_class(**checked)
     config = Config(**resolved)
     changed = {name: default for name, default, _ in differences(Config(), config)}
@@ -125,14 +140,24 @@ def resolve(user_config: Mapping[str, Any]) -> Config:
 
 
 def with_vocabulary(config: Config, vocab_size: int) -> Config:
-    """`config` with `model.vocab_size` set to what the tokenizer has or will have; InputError if it was another."""
+    """Returns `config` with `model.vocab_size` set to the size of the tokenizer.
+
+    Raises:
+      InputError: `model.vocab_size` is set to another size.
+    """
     return _with_model_size(config, "vocab_size", vocab_size, whose="the tokenizer's size")
 
 
 def with_classes(config: Config, label_names: list[str] | None) -> Config:
-    """`config` with `model.num_classes` set to how many labels the dataset has; InputError if it was another."""
+    """Returns `config` with `model.num_classes` set to the number of labels of the dataset.
+
+    Raises:
+      InputError: `model.num_classes` is set to another number.
+    """
     count = None if label_names is None else len(label_names)
-    return _with_model_size(config, "num_classes", count, whose="what the dataset has")
+    return _with_model_size(
+        config, "num_classes", count, whose="the number of classes of the dataset"
+    )
 
 
 def _with_model_size(config: Config, field: str, size: int | None, *, whose: str) -> Config:
@@ -146,18 +171,23 @@ def _check_names(prefix: str, given: Iterable[str], valid: Iterable[str]) -> Non
     valid = list(valid)
     for name in given:
         if name not in valid:
-            raise InputError(f"config.{prefix}{name}: there is no such field{did_you_mean(name, valid)}")
+            raise InputError(
+                f"config.{prefix}{name}: there is no such field{did_you_mean(name, valid)}"
+            )
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """How a message about a wrong `name` ends: "; did you mean 'x'?", or all that is valid if nothing is near."""
+    """Returns the end of a message about a wrong `name`: "; did you mean 'x'?".
+
+    If no valid name is similar, it lists all valid names.
+    """
     valid = sorted(valid)
     near = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; valid are {', '.join(valid)}."
 
 
 def _plain_type(hint: Any) -> type:
-    """int for `int | None`, tuple for `tuple[int, ...]`."""
+    """Returns int for `int | None`, and tuple for `tuple[int, ...]`."""
     for option in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
         if option is not types.NoneType:
             return typing.get_origin(option) or option
@@ -165,7 +195,10 @@ def _plain_type(hint: Any) -> type:
 
 
 def _check_value(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the field's type, or InputError; an int is accepted for a float, nothing else is converted."""
+    """Returns `value` as the field's type, or raises InputError.
+
+    An int is converted to a float, and a list to a tuple; nothing else is converted.
+    """
     plain = _plain_type(hint)
     if value is None and types.NoneType in typing.get_args(hint):
         return None
@@ -174,13 +207,21 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
     if plain is tuple and isinstance(value, list):
         value = tuple(value)
     item_type = typing.get_args(hint)[0] if plain is tuple else None
-    wrong_item = plain is tuple and isinstance(value, tuple) and not all(type(item) is item_type for item in value)
+    wrong_item = (
+        plain is tuple
+        and isinstance(value, tuple)
+        and not all(type(item) is item_type for item in value)
+    )
     if type(value) is not plain or wrong_item:
         wanted = f"a tuple of {item_type.__name__}" if plain is tuple else plain.__name__
-        raise InputError(f"config.{name}: expected {wanted}, got {value!r} ({type(value).__name__}).")
+        raise InputError(
+            f"config.{name}: expected {wanted}, got {value!r} ({type(value).__name__})."
+        )
     if name in CHOICES and value not in CHOICES[name]:
-        raise InputError(f"config.{name}: {value!r} is not a choice{did_you_mean(value, CHOICES[name])}")
-    if name in LOWEST and not value >= LOWEST[name]:  # NaN is neither
+        raise InputError(
+            f"config.{name}: {value!r} is not a choice{did_you_mean(value, CHOICES[name])}"
+        )
+    if name in LOWEST and not value >= LOWEST[name]:  # not `<`: NaN is refused too
         raise InputError(f"config.{name}: expected {LOWEST[name]} or more, got {value}.")
     if name in HIGHEST and value > HIGHEST[name]:
         raise InputError(f"config.{name}: expected {HIGHEST[name]} or less, got {value}.")

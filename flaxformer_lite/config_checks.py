@@ -1,4 +1,4 @@
-"""Fields of a config that contradict each other, or that would be ignored: each is refused by its name."""
+"""Refuses a config whose fields contradict each other or have no effect; names the field."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def check_contradictions(config: Config, changed: Mapping[str, Any]) -> None:
     """Raises InputError if two fields contradict each other.
 
     Args:
-      changed: names of the fields that differ from their defaults, as 'section.field', and the defaults.
+      changed: 'section.field' to the default, for each field that differs from its default.
     """
     check_model(config.model)
     check_method(config.model, config.decode)
@@ -35,88 +35,111 @@ def check_contradictions(config: Config, changed: Mapping[str, Any]) -> None:
 
 
 def check_model(model: ModelConfig) -> None:
-    """Raises InputError where two fields of the model contradict each other."""
+    """Raises InputError if two fields of the model contradict each other."""
     if model.decoder == "masked" and model.architecture != "encoder_decoder":
         raise InputError(
-            "config.model.decoder: 'masked' goes with model.architecture='encoder_decoder' only, which tells the "
-            f"length; got {model.architecture!r}."
+            "config.model.decoder: 'masked' requires model.architecture='encoder_decoder', "
+            f"whose encoder predicts the length; got {model.architecture!r}."
         )
     if model.decoder == "masked" and model.position == "none":
         raise InputError(
-            "config.model.position: 'none' cannot tell the masked tokens of model.decoder='masked' apart, which are "
-            f"all alike; choose one of {', '.join(CHOICES['model.position'][:-1])}."
+            "config.model.position: 'none' cannot distinguish the masked tokens of "
+            "model.decoder='masked', which all have the same embedding; choose one of "
+            f"{', '.join(each for each in CHOICES['model.position'] if each != 'none')}."
         )
+    _check_heads(model)
+    _check_attention(model)
+
+
+def _check_heads(model: ModelConfig) -> None:
+    """Raises InputError if the widths do not divide."""
     if model.d_head is None and model.d_model % model.num_heads:
         raise InputError(
-            f"config.model.num_heads: {model.num_heads} heads do not divide d_model = {model.d_model}; "
-            "change one of the two, or set model.d_head."
+            f"config.model.num_heads: {model.num_heads} heads do not divide d_model = "
+            f"{model.d_model}; change one of the two, or set model.d_head."
         )
     d_head = model.d_head or model.d_model // model.num_heads
-    for scheme, field, width in (("sinusoidal", "d_model", model.d_model), ("rotary", "d_head", d_head)):
-        if model.position == scheme and width % 2:
-            raise InputError(
-                f"config.model.{field}: {scheme} positions pair a sine with a cosine and need an even width, got "
-                f"{width}; make it even, or use another model.position."
-            )
+    paired = {"sinusoidal": ("d_model", model.d_model), "rotary": ("d_head", d_head)}
+    field, width = paired.get(model.position, ("", 0))
+    if width % 2:
+        raise InputError(
+            f"config.model.{field}: {model.position} positions pair a sine with a cosine and need "
+            f"an even width, got {width}; make it even, or use another model.position."
+        )
     if model.num_kv_heads is not None and model.num_heads % model.num_kv_heads:
         raise InputError(
-            f"config.model.num_kv_heads: {model.num_kv_heads} does not divide num_heads = {model.num_heads}, so "
-            "queries cannot share them evenly; 1 is multi-query attention."
+            f"config.model.num_kv_heads: {model.num_kv_heads} does not divide num_heads = "
+            f"{model.num_heads}, so queries cannot share them evenly; 1 is multi-query attention."
         )
+
+
+def _check_attention(model: ModelConfig) -> None:
+    """Raises InputError if the position scheme or the backend does not support the attention."""
     if model.attention == "additive" and model.position in PRODUCT_POSITIONS:
         raise InputError(
-            f"config.model.attention: {model.position!r} positions act through the product of query and key, which "
-            "additive attention has not; use another model.position, or attention='dot_product'."
+            f"config.model.attention: {model.position!r} positions act through the product of "
+            "query and key, which additive attention does not compute; use another "
+            "model.position, or attention='dot_product'."
         )
-    on_weights = {
+    needs_weights = {
         "attention = additive": model.attention == "additive",
         f"attention_dropout = {model.attention_dropout}": model.attention_dropout > 0,
         "relative_values = True": model.position == "relative" and model.relative_values,
     }
-    if model.backend not in ("auto", "reference") and any(on_weights.values()):
-        what = next(name for name, wanted in on_weights.items() if wanted)
-        raise InputError(f"config.model.backend: {model.backend!r} cannot do model.{what}; use 'reference' or 'auto'.")
+    if model.backend not in ("auto", "reference") and any(needs_weights.values()):
+        setting = next(name for name, is_set in needs_weights.items() if is_set)
+        raise InputError(
+            f"config.model.backend: {model.backend!r} does not support model.{setting}; use "
+            "'reference' or 'auto'."
+        )
 
 
 def check_method(model: ModelConfig, decode: DecodeConfig) -> None:
-    """Raises InputError where the decoder cannot write by the method, or the method cannot do what else is asked."""
+    """Raises InputError if the model does not support the decoding method or its options."""
     if model.decoder == "masked" and decode.method != "mask_predict":
         raise InputError(
-            f"config.decode.method: {decode.method!r} writes token by token, and model.decoder='masked' has not "
-            "learned to; use decode.method='mask_predict'."
+            f"config.decode.method: {decode.method!r} writes token by token, and a model with "
+            "model.decoder='masked' is not trained for that; use decode.method='mask_predict'."
         )
     if model.decoder != "masked" and decode.method == "mask_predict":
         raise InputError(
-            "config.decode.method: 'mask_predict' fills in masked tokens, and model.decoder='causal' has not learned "
-            "to; use model.decoder='masked', or another decode.method."
+            "config.decode.method: 'mask_predict' fills in masked tokens, and a model with "
+            "model.decoder='causal' is not trained for that; use model.decoder='masked', or "
+            "another decode.method."
         )
     if decode.no_repeat_ngram is not None and decode.method == "mask_predict":
         raise InputError(
-            "config.decode.no_repeat_ngram: 'mask_predict' writes all tokens at once, so none comes after another; "
-            "leave it out."
+            "config.decode.no_repeat_ngram: 'mask_predict' predicts all tokens at once, so it "
+            "cannot exclude one by those before it; leave it unset."
         )
 
 
 def _check_ignored(config: Config, changed: Mapping[str, Any]) -> None:
-    """A field that was changed must have an effect."""
+    """Raises InputError if a changed field has no effect."""
     for name in sorted(changed.keys() & READ_IF.keys()):
         other, wanted = READ_IF[name]
         section, field = other.split(".")
         if getattr(getattr(config, section), field) != wanted:
             raise InputError(
-                f"config.{name}: goes with {other}={wanted!r} only; set that, or this to {changed[name]!r}."
+                f"config.{name}: requires {other}={wanted!r}; set that, or this to "
+                f"{changed[name]!r}."
             )
     if config.model.architecture == "encoder_classifier":
         for name in sorted(changed):
             if name.startswith(("decode.", "model.output_bias", "model.tie_embeddings")):
-                raise InputError(f"config.{name}: a classifier writes no text, and would ignore it; leave it unset.")
+                raise InputError(
+                    f"config.{name}: a classifier generates no text and ignores this; leave it "
+                    "unset."
+                )
 
 
 def _check_batches(config: Config) -> None:
-    """Buckets, rows and microbatches fit into each other."""
+    """Raises InputError if buckets, rows and microbatches do not fit together."""
     data, accumulate = config.data, config.optim.accumulate_steps
     if not data.buckets or list(data.buckets) != sorted(set(data.buckets)) or data.buckets[0] < 1:
-        raise InputError(f"config.data.buckets: expected increasing positive lengths, got {data.buckets}.")
+        raise InputError(
+            f"config.data.buckets: expected increasing positive lengths, got {data.buckets}."
+        )
     if data.buckets[-1] > config.model.max_length:
         raise InputError(
             f"config.data.buckets: the longest, {data.buckets[-1]}, is over model.max_length = "
@@ -124,45 +147,54 @@ def _check_batches(config: Config) -> None:
         )
     if data.tokens_per_batch < data.buckets[-1] * data.rows_multiple:
         raise InputError(
-            f"config.data.tokens_per_batch: {data.tokens_per_batch} does not hold data.rows_multiple = "
-            f"{data.rows_multiple} rows of the longest bucket, {data.buckets[-1]}; it must be at least "
-            f"{data.buckets[-1] * data.rows_multiple}."
+            f"config.data.tokens_per_batch: {data.tokens_per_batch} is too small for "
+            f"data.rows_multiple = {data.rows_multiple} rows of the longest bucket, "
+            f"{data.buckets[-1]}; it must be at least {data.buckets[-1] * data.rows_multiple}."
         )
     if data.rows_multiple % accumulate:
         raise InputError(
             f"config.optim.accumulate_steps: {accumulate} does not divide data.rows_multiple "
-            f"= {data.rows_multiple}, so a batch cannot be split into equal microbatches; change one of the two."
+            f"= {data.rows_multiple}, so a batch cannot be split into equal microbatches; change "
+            "one of the two."
         )
     if config.model.vocab_size not in (None, data.vocab_size):
         raise InputError(
             f"config.model.vocab_size: {config.model.vocab_size} contradicts data.vocab_size = "
-            f"{data.vocab_size}, what the tokenizer is trained to; leave model.vocab_size unset."
+            f"{data.vocab_size}, the size of the tokenizer; leave model.vocab_size unset."
         )
 
 
 def _check_own_text(config: Config, changed: Mapping[str, Any]) -> None:
-    """Files go with a dataset that reads them, and what says how they are read goes with files."""
+    """Raises InputError if a dataset lacks files or cannot read them."""
     data = config.data
-    datasets = {"train": data.dataset, "validation": data.validation_dataset, "test": data.test_dataset}
-    datasets = {split: dataset or data.dataset for split, dataset in datasets.items()}
+    datasets = {
+        "train": data.dataset,
+        "validation": data.validation_dataset or data.dataset,
+        "test": data.test_dataset or data.dataset,
+    }
     for split, dataset in datasets.items():
         files = getattr(data, f"{split}_files")
         if files and dataset not in OWN_TEXT:
             raise InputError(
-                f"config.data.{split}_files: {dataset} reads no files; leave them out, or choose one of "
-                f"{', '.join(OWN_TEXT)} as the dataset."
+                f"config.data.{split}_files: {dataset} reads no files; leave them out, or choose "
+                f"one of {', '.join(OWN_TEXT)} as the dataset."
             )
         needed = split == "train" or dataset != data.dataset
         if not files and dataset in OWN_TEXT and needed:
+            example = ("a.en", "a.de") if dataset == "parallel_text" else ("a.tsv",)
             raise InputError(
-                f"config.data.{split}_files: {dataset} needs them, for example "
-                f"{('a.en', 'a.de') if dataset == 'parallel_text' else ('a.tsv',)}."
+                f"config.data.{split}_files: required by {dataset}, for example {example}."
             )
     for name in ("faults", "longest_line"):
         if f"data.{name}" in changed and not set(OWN_TEXT) & set(datasets.values()):
-            raise InputError(f"config.data.{name}: goes with text of your own only: {', '.join(OWN_TEXT)}.")
+            raise InputError(
+                f"config.data.{name}: applies only to custom text: {', '.join(OWN_TEXT)}; leave "
+                "it unset."
+            )
     if data.languages and (len(data.languages) != 2 or data.languages[0] == data.languages[1]):
-        raise InputError(f"config.data.languages: expected two different names, or (), got {data.languages}.")
+        raise InputError(
+            f"config.data.languages: expected two different names, or (), got {data.languages}."
+        )
 
 
 def _check_packing(config: Config) -> None:
@@ -170,30 +202,36 @@ def _check_packing(config: Config) -> None:
         return
     if config.model.architecture == "encoder_classifier":
         raise InputError(
-            "config.data.packing: a text to classify has a row of its own; leave it unset with "
-            "model.architecture='encoder_classifier'."
+            "config.data.packing: model.architecture='encoder_classifier' needs one text a row; "
+            "leave it unset."
         )
     if config.model.decoder == "masked":
         raise InputError(
-            "config.data.packing: a masked decoder learns the length of one target a row; leave it unset with "
-            "model.decoder='masked'."
+            "config.data.packing: model.decoder='masked' learns the length of one target a row; "
+            "leave it unset."
         )
 
 
 def _check_training(config: Config) -> None:
     if config.train.r_drop and not (config.model.dropout or config.model.attention_dropout):
         raise InputError(
-            "config.train.r_drop: it compares two passes with dropout, and model.dropout is 0; set that, or leave it "
-            "out."
+            "config.train.r_drop: compares two passes with dropout, but model.dropout is 0; set "
+            "that, or leave this unset."
         )
     if config.decode.top_p is not None and config.decode.top_p > 1:
-        raise InputError(f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}.")
+        raise InputError(
+            f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}."
+        )
     if config.train.average is not None:
         _check_average(config.train)
 
 
 def parse_average(name: str, text: str) -> tuple[str, int]:
-    """('last', 5) for 'last:5'; raises InputError, about `name`, for what is neither that nor like 'best:5'."""
+    """Returns ('last', 5) for 'last:5', and ('best', 5) for 'best:5'.
+
+    Raises:
+      InputError: `text` has another form; the message starts with `name`.
+    """
     which, _, count = text.partition(":")
     if which not in ("last", "best") or not (count.isascii() and count.isdecimal() and int(count)):
         raise InputError(f"{name}: expected last:N or best:N, such as last:5, got {text!r}.")
@@ -201,67 +239,72 @@ def parse_average(name: str, text: str) -> tuple[str, int]:
 
 
 def _check_average(train: TrainConfig) -> None:
-    """Raises InputError if at the end there may be fewer checkpoints than `train.average` takes."""
+    """Raises InputError if the run may end with fewer checkpoints than `train.average` needs."""
     which, count = parse_average("config.train.average", train.average)
     field = {"last": "keep_newest", "best": "keep_best"}[which]
     if getattr(train, field) < count:
         raise InputError(
-            f"config.train.average: {train.average!r} needs {count} checkpoints, and train.{field} = "
-            f"{getattr(train, field)} keeps fewer; set train.{field} to {count}."
+            f"config.train.average: {train.average!r} needs {count} checkpoints, and "
+            f"train.{field} = {getattr(train, field)} keeps fewer; set train.{field} to {count}."
         )
     steps, made_every = train.num_steps, (train.eval_every,)
     if train.patience is not None:
-        steps = min(steps, (train.patience + 1) * train.eval_every)  # the earliest that it may stop at
+        steps = min(steps, (train.patience + 1) * train.eval_every)  # the earliest stop
     if which == "last":
         made_every += (train.checkpoint_every,)
     made = sum(steps // every for every in made_every) + all(steps % every for every in made_every)
     if which == "last":
-        made -= steps // math.lcm(*made_every)  # counted twice
+        made -= steps // math.lcm(*made_every)  # counted under both
     if made < count:
         raise InputError(
-            f"config.train.average: {train.average!r} needs {count} checkpoints, and {steps} steps make {made}; "
-            f"average fewer, train longer, or lower train.{'eval_every' if which == 'best' else 'checkpoint_every'}."
+            f"config.train.average: {train.average!r} needs {count} checkpoints, and {steps} "
+            f"steps make {made}; average fewer, train longer, or lower "
+            f"train.{'eval_every' if which == 'best' else 'checkpoint_every'}."
         )
 
 
 def _check_parallel(config: Config) -> None:
-    """Sizes of the mesh: at most one is -1, the rest of the devices; with `pmap` there is `data` alone."""
+    """Raises InputError if the axes of the mesh contradict each other or the mode."""
     parallel = config.parallel
     sizes = {"data": parallel.data, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
     for axis, size in sizes.items():
         if size != -1 and size < 1:
             raise InputError(
-                f"config.parallel.{axis}: expected -1 (the rest of the devices) or at least 1, got {size}."
+                f"config.parallel.{axis}: expected -1 (the rest of the devices) or at least 1, "
+                f"got {size}."
             )
         if axis != "data" and size != 1 and parallel.mode == "pmap":
             raise InputError(
-                f"config.parallel.{axis}: with parallel.mode='pmap' every device holds the whole model; leave it at 1, "
-                "or use parallel.mode='mesh'."
+                f"config.parallel.{axis}: with parallel.mode='pmap' every device holds the whole "
+                "model; leave it at 1, or use parallel.mode='mesh'."
             )
     if list(sizes.values()).count(-1) > 1:
         raise InputError(
-            "config.parallel: -1 is all devices that the other two leave, so only one of data, fsdp and tensor may be "
-            f"-1, got {parallel.data}, {parallel.fsdp} and {parallel.tensor}; say how many for the others."
+            "config.parallel: -1 is all devices that the other two leave, so only one of data, "
+            f"fsdp and tensor may be -1, got {parallel.data}, {parallel.fsdp} and "
+            f"{parallel.tensor}; set the others."
         )
 
 
 def _check_best_metric(config: Config) -> None:
-    """The metric that picks the best checkpoint is one that evaluations have."""
+    """Raises InputError if evaluations do not compute the metric of the best checkpoint."""
     metric, pretokenized = config.train.best_metric, config.data.pretokenized
-    translated = metric in ("exact_match", "bleu", "chrf", "bleu_tokenized")
-    if translated and config.model.architecture != "encoder_decoder":
+    of_translations = metric in ("exact_match", "bleu", "chrf", "bleu_tokenized")
+    if of_translations and config.model.architecture != "encoder_decoder":
         raise InputError(
             f"config.train.best_metric: {metric!r} needs translations, and "
-            f"model.architecture={config.model.architecture!r} makes none; choose 'loss' or 'accuracy'."
+            f"model.architecture={config.model.architecture!r} makes none; choose 'loss' or "
+            "'accuracy'."
         )
-    if translated and config.train.decode_examples == 0:
+    if of_translations and config.train.decode_examples == 0:
         raise InputError(
             f"config.train.best_metric: {metric!r} needs translations, but "
             "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."
         )
-    measured = {False: ("bleu", "chrf"), True: ("bleu_tokenized",)}  # by data.pretokenized
-    if metric in measured[not pretokenized]:
+    computed = {False: ("bleu", "chrf"), True: ("bleu_tokenized",)}  # by data.pretokenized
+    if metric in computed[not pretokenized]:
         raise InputError(
-            f"config.train.best_metric: {metric!r} is not measured where data.pretokenized is "
-            f"{pretokenized}; choose {' or '.join(map(repr, measured[pretokenized]))}, or another metric."
+            f"config.train.best_metric: {metric!r} is not computed if data.pretokenized is "
+            f"{pretokenized}; choose {' or '.join(map(repr, computed[pretokenized]))}, or "
+            "another metric."
         )

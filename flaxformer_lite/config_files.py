@@ -1,4 +1,4 @@
-"""Config files: found by path or name, run, and changed by `--config.section.field=value` arguments."""
+"""Finds, runs and overrides config files: `--config=X --config.section.field=value`."""
 
 import ast
 import contextlib
@@ -20,52 +20,67 @@ PACKAGE = Path(__file__).parent
 
 
 def shipped_configs(kind: str = ".") -> dict[str, Path]:
-    """Name to file of the configs that come with the package: in a wheel inside it, in a checkout beside it.
+    """Returns name to file of the configs that are shipped with the package.
+
+    A wheel has the folder `configs` inside the package, a checkout has it beside the package.
 
     Args:
       kind: the folder below `configs/`, as 'sweeps'.
     """
-    folders = [folder / kind for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir()]
-    return {file.stem: file for folder in folders for file in sorted(folder.glob("*.py")) if file.stem != "__init__"}
+    folders = [
+        folder / kind
+        for folder in (PACKAGE / "configs", PACKAGE.parent / "configs")
+        if folder.is_dir()
+    ]
+    return {
+        file.stem: file
+        for folder in folders
+        for file in sorted(folder.glob("*.py"))
+        if file.stem != "__init__"
+    }
 
 
 def find_config(name: str, *, flag: str = "--config", kind: str = ".") -> Path:
-    """The file that `--config=name` means: a path, or a shipped config by its name.
+    """Returns the file of `--config=name`, where `name` is a path or the name of a shipped config.
 
     Raises:
-      InputError: neither.
+      InputError: `name` is neither.
     """
     if Path(name).is_file():
         return Path(name)
     shipped = shipped_configs(kind)
     if name not in shipped:
-        raise InputError(f"{flag}={name}: no such file and no shipped config{did_you_mean(name, shipped)}")
+        raise InputError(
+            f"{flag}={name}: no such file and no shipped config{did_you_mean(name, shipped)}"
+        )
     return shipped[name]
 
 
 def load_config(file: Path) -> config_dict.ConfigDict:
-    """What `get_config()` of a config file returns.
+    """Returns the result of `get_config()` of a config file.
 
     Raises:
-      InputError: as `load_module` and `config_of`.
+      InputError: the file fails, as in `load_module` and `config_of`.
     """
     return config_of(load_module(file), file)
 
 
 class Uncached(importlib.machinery.SourceFileLoader):
-    """Reads a Python file as it is now: no compiled copy is left beside it, and none that is there is taken for it."""
+    """Compiles a Python file at each import; neither reads nor writes its `__pycache__`."""
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """The file, compiled."""
+        """Returns the compiled file."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def load_module(file: Path) -> types.ModuleType:
-    """The Python file, run. Raises InputError, with its line, if it fails."""
+    """Returns the module of a Python file. Raises InputError, with the line, if it fails."""
     if file.suffix != ".py":
         raise InputError(f"{file}: expected a Python file that defines get_config().")
     name = f"config_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file, loader=Uncached(name, str(file.absolute())))
+    spec = importlib.util.spec_from_file_location(
+        name, file, loader=Uncached(name, str(file.absolute()))
+    )
     module = importlib.util.module_from_spec(spec)
     with blamed_on(file):
         spec.loader.exec_module(module)
@@ -73,17 +88,23 @@ def load_module(file: Path) -> types.ModuleType:
 
 
 def config_of(module: types.ModuleType, file: Path) -> config_dict.ConfigDict:
-    """What `get_config()` of a module returns; ValueError that names `file` if it fails or returns another type."""
+    """Returns the result of `get_config()` of a module.
+
+    Raises:
+      InputError: it fails or returns another type; the message names `file`.
+    """
     with blamed_on(file):
         config = module.get_config()
     if not isinstance(config, config_dict.ConfigDict):
-        raise InputError(f"{file}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
+        raise InputError(
+            f"{file}: get_config() returned {type(config).__name__}, expected a ConfigDict."
+        )
     return config
 
 
 @contextlib.contextmanager
 def blamed_on(file: Path) -> Iterator[None]:
-    """Whatever a user's `file` raises in the block, as an InputError that names its line."""
+    """Converts any error of a user's `file` in the block to an InputError that names its line."""
     try:
         yield
     except Exception as error:
@@ -92,10 +113,10 @@ def blamed_on(file: Path) -> Iterator[None]:
 
 
 def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config_dict.ConfigDict:
-    """Sets each `--config.section.field=value` in `config`, and returns it; 'None' is None, and no text.
+    """Sets each `--config.section.field=value` in `config`, and returns it; 'None' is None.
 
     Raises:
-      InputError: there is no such field, or the value is not of its type.
+      InputError: there is no such field, or the value has another type.
     """
     for argument in overrides:
         name, value = argument.lstrip("-").split("=", 1)
@@ -105,24 +126,33 @@ def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config
                 _, section, field = name.split(".")
                 config[section][field] = None
                 continue
-            _set_field(config, f"--{name}={_quoted(value)}" if _field_type(config, name) == "tuple" else argument)
+            _set_field(
+                config,
+                f"--{name}={_quoted(value)}" if _field_type(config, name) == "tuple" else argument,
+            )
         except (flags.Error, ValueError, TypeError) as error:
-            raise InputError(f"{name}: expected {_field_type(config, name)}, got {value!r}.") from error
+            raise InputError(
+                f"{name}: expected {_field_type(config, name)}, got {value!r}."
+            ) from error
     return config
 
 
 def _quoted(value: str) -> str:
-    """'a.en,a.de' as "('a.en', 'a.de')", the one way in which config_flags takes several texts; else as it is."""
+    """Returns "('a.en', 'a.de')", the syntax of config_flags, for 'a.en,a.de'.
+
+    Returns other values unchanged.
+    """
     try:
         ast.literal_eval(value)
         return value
     except (ValueError, SyntaxError):
-        opened = value.lstrip().startswith(("(", "[", "'", '"'))  # and not closed: config_flags will say so
-        return value if opened else repr(tuple(part.strip() for part in value.split(",") if part.strip()))
+        if value.lstrip().startswith(("(", "[", "'", '"')):
+            return value  # not closed: config_flags reports that
+        return repr(tuple(part.strip() for part in value.split(",") if part.strip()))
 
 
 def _set_field(config: config_dict.ConfigDict, argument: str) -> None:
-    """Lets config_flags parse one override; it looks for the overrides of a config in `sys.argv` alone."""
+    """Lets config_flags parse one override; it reads overrides from `sys.argv` only."""
     values, given = flags.FlagValues(), sys.argv
     try:
         sys.argv = ["program", argument]
@@ -136,9 +166,13 @@ def _check_field(config: config_dict.ConfigDict, name: str) -> None:
     node, path = config, "config"
     for part in name.split(".")[1:]:
         if not isinstance(node, config_dict.ConfigDict):
-            raise InputError(f"{path}.{part}: there is no such field; {path} has none, its value is {node!r}.")
+            raise InputError(
+                f"{path}.{part}: there is no such field; {path} has none, its value is {node!r}."
+            )
         if part not in node:
-            raise InputError(f"{path}.{part}: there is no such field{did_you_mean(part, node.keys())}")
+            raise InputError(
+                f"{path}.{part}: there is no such field{did_you_mean(part, node.keys())}"
+            )
         node, path = node[part], f"{path}.{part}"
 
 
@@ -150,12 +184,12 @@ def _field_type(config: config_dict.ConfigDict, name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
+    """Returns the first line of an error's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _line_in(error: BaseException, file: Path) -> str:
-    """':12' for the last line of `file` that led to `error`."""
+    """Returns ':12' for the last line of `file` in the traceback of `error`, or ''."""
     if isinstance(error, SyntaxError) and error.filename == str(file.absolute()):
         return f":{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,6 +1,7 @@
-"""Every setting and its default, in frozen dataclasses, and what values a field may have.
+"""Every setting, its default and its valid values, as frozen dataclasses.
 
 The defaults are the base model of "Attention Is All You Need" (sections 3, 5 and 6.1).
+The comment above a field states its meaning, unit and source.
 """
 
 import dataclasses
@@ -8,145 +9,241 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The shape of the Transformer. "Section" and "Table" without a name are those of "Attention Is All You Need"."""
+    """Shape of the Transformer.
 
-    architecture: str = (
-        "encoder_decoder"  # section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
-    )
-    decoder: str = "causal"  # section 3.2.3; 'masked': sees all, predicts masked tokens (Ghazvininejad 2019, section 2)
-    vocab_size: int | None = None  # ids 0..vocab_size-1; None: as many as the tokenizer has; section 5.1
-    d_model: int = 512  # width of embeddings and of every layer's input and output; section 3.1
-    num_heads: int = 8  # attention heads; section 3.2.2
-    num_kv_heads: int | None = None  # heads of keys and values that queries share (Ainslie 2023); None: num_heads
-    d_head: int | None = None  # size of one head's queries, keys and values; None: d_model / num_heads; section 3.2.2
-    d_ff: int = 2048  # inner width of the feed-forward network; section 3.3
-    num_encoder_layers: int = 6  # section 3.1
-    num_decoder_layers: int = 6  # section 3.1
-    max_length: int = 256  # longest source or target, in tokens with end of sentence; section 3.5
-    position: str = "sinusoidal"  # section 3.5; the schemes, and the source of each, are in model/positions.py
-    rope_base: float = 10000.0  # 'rotary': the longest wavelength is 2 pi times this (Su 2021, section 3.2.2)
-    relative_clip: int = 16  # 'relative': distances beyond this share one vector (Shaw 2018, section 3.2)
-    relative_values: bool = False  # 'relative': vectors are added to values too (Shaw 2018, equation 3)
-    attention: str = "dot_product"  # section 3.2.1; 'additive' (Bahdanau 2015, appendix A.1.2), which it discusses
-    attention_window: int | None = None  # farthest token that self-attention sees; None: all; section 4
-    backend: str = "auto"  # what computes attention, to the same result; section 3.2.1 and model/backends.py
-    norm: str = "layer_norm"  # section 3.1 (Ba 2016); 'rms_norm' (Zhang 2019)
-    norm_placement: str = "post"  # section 3.1: LayerNorm(x + sublayer(x)); 'pre' (Xiong 2020): x + sublayer(norm(x))
-    norm_epsilon: float = 1e-6  # added to the variance before the square root (Ba 2016)
-    activation: str = "relu"  # section 3.3; 'gelu', 'silu' and gated 'reglu', 'geglu', 'swiglu' (Shazeer 2020)
-    use_bias: bool = True  # in attention, feed-forward and LayerNorm; section 3.3. False: Chowdhery 2022, section 2
-    output_bias: bool = False  # one number a token, added to the logits; section 3.4 has none
-    tie_embeddings: bool = True  # source, target and output share one matrix, section 3.4; False: a matrix each
-    pooling: str = "mean"  # 'encoder_classifier': 'mean' of a text's vectors, or its 'first' (Devlin 2019, section 3)
-    num_classes: int | None = None  # 'encoder_classifier': None: as many as the dataset has (Devlin 2019, section 3)
-    dropout: float = 0.1  # on embeddings and on each sublayer's output; section 5.4
-    attention_dropout: float = 0.0  # on attention weights (Devlin 2019, appendix A.2); section 5.4 names none
-    remat: str = "none"  # what a layer computes again in the backward pass, not kept (Chen 2016); model/layers.py
-    dtype: str = "float32"  # of activations, or 'bfloat16' (Kalamkar 2019); parameters, softmax, loss stay float32
+    A section, table or equation without an author is of "Attention Is All You Need".
+    """
+
+    # section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
+    architecture: str = "encoder_decoder"
+    # section 3.2.3; 'masked': bidirectional, predicts masked tokens (Ghazvininejad 2019, section 2)
+    decoder: str = "causal"
+    # number of token ids; None: the size of the tokenizer; section 5.1
+    vocab_size: int | None = None
+    # width of the embeddings and of each layer's input and output; section 3.1
+    d_model: int = 512
+    # attention heads; section 3.2.2
+    num_heads: int = 8
+    # key and value heads, each shared by a group of queries (Ainslie 2023); None: num_heads
+    num_kv_heads: int | None = None
+    # width of a head's queries, keys and values; None: d_model / num_heads; section 3.2.2
+    d_head: int | None = None
+    # inner width of the feed-forward network; section 3.3
+    d_ff: int = 2048
+    # section 3.1
+    num_encoder_layers: int = 6
+    # section 3.1
+    num_decoder_layers: int = 6
+    # longest source or target, in tokens, end symbol included; section 3.5
+    max_length: int = 256
+    # position scheme; section 3.5; model/positions.py lists the source of each scheme
+    position: str = "sinusoidal"
+    # 'rotary': longest wavelength / (2 pi) (Su 2021, section 3.2.2)
+    rope_base: float = 10000.0
+    # 'relative': longer distances share one vector (Shaw 2018, section 3.2)
+    relative_clip: int = 16
+    # 'relative': vectors are added to the values too (Shaw 2018, equation 3)
+    relative_values: bool = False
+    # section 3.2.1; 'additive' (Bahdanau 2015, appendix A.1.2)
+    attention: str = "dot_product"
+    # largest distance, in tokens, that self-attention covers; None: no limit; section 4
+    attention_window: int | None = None
+    # implementation of attention, all with the same result; section 3.2.1 and model/backends.py
+    backend: str = "auto"
+    # section 3.1 (Ba 2016); 'rms_norm' (Zhang 2019)
+    norm: str = "layer_norm"
+    # section 3.1: LayerNorm(x + sublayer(x)); 'pre' (Xiong 2020): x + sublayer(norm(x))
+    norm_placement: str = "post"
+    # added to the variance before the square root (Ba 2016)
+    norm_epsilon: float = 1e-6
+    # section 3.3; 'gelu', 'silu' and gated 'reglu', 'geglu', 'swiglu' (Shazeer 2020)
+    activation: str = "relu"
+    # biases in attention, feed-forward and norm; section 3.3; False: Chowdhery 2022, section 2
+    use_bias: bool = True
+    # one learned number a token, added to the logits; section 3.4 has none
+    output_bias: bool = False
+    # source, target and output share one matrix, section 3.4; False: one matrix each
+    tie_embeddings: bool = True
+    # 'encoder_classifier': 'mean' of the vectors of a text, or its 'first' (Devlin 2019, section 3)
+    pooling: str = "mean"
+    # 'encoder_classifier': classes; None: those of the dataset (Devlin 2019, section 3)
+    num_classes: int | None = None
+    # rate on embeddings and on each sublayer's output; section 5.4
+    dropout: float = 0.1
+    # rate on attention weights (Devlin 2019, appendix A.2); section 5.4 has none
+    attention_dropout: float = 0.0
+    # activations recomputed in the backward pass (Chen 2016); model/layers.py
+    remat: str = "none"
+    # type of activations; 'bfloat16' (Kalamkar 2019) keeps parameters, softmax and loss in float32
+    dtype: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What to learn from, and how it is cut into batches."""
+    """Datasets, tokenizer and batches."""
 
-    dataset: str = "cldr_translate/en-de"  # a TFDS dataset that suits model.architecture: name/config; or OWN_TEXT
-    train_files: tuple[str, ...] = ()  # own text: a pair of files with a line each, or one, TSV or JSONL; may be globs
-    validation_files: tuple[str, ...] = ()  # the same
-    test_files: tuple[str, ...] = ()  # the same
-    faults: str = "refuse"  # own text: what becomes of lines that cannot be right; 'drop': their examples are left out
-    longest_line: int = 100_000  # own text: bytes of a line, over which it is such a fault
-    source_language: str | None = None  # translation: the side to translate from; None: the first in the dataset's name
-    languages: tuple[str, ...] = ()  # translation: its two sides, or the keys they have; (): as the dataset says
-    text_features: str | None = None  # classifier, language model: 'a,b' joined to one text; None: all texts it has
-    train_split: str = "train"  # TFDS split, slices allowed: 'train[:10%]'
-    validation_dataset: str | None = None  # what to validate on, the same languages or labels; None: `dataset`
-    test_dataset: str | None = None  # what to test on; None: `dataset`
-    validation_split: str = "validation"  # measured at each evaluation; picks the best checkpoint
-    test_split: str = "test"  # measured once, at the end
-    tokenizer: str = "unigram"  # 'unigram' or 'bpe' (section 5.1), trained by SentencePiece; 'marian': an imported one
-    vocab_size: int = 37000  # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
-    vocabulary_sample: int = 100_000  # texts, at even distances, that the tokenizer is trained on; fewer: all
-    subword_sampling: float = 0.0  # training texts cut anew each epoch: 'bpe' dropout, 'unigram' alpha; 0: always alike
-    tokens_per_batch: int = 25000  # target positions of a batch, padding included; section 5.1
-    buckets: tuple[int, ...] = (32, 64, 128, 256)  # lengths batches are padded to; one compilation each
-    num_buckets: int | None = None  # so many lengths, chosen from the texts to leave least padding; None: `buckets`
-    packing: bool = False  # texts, or pairs, one after another in rows of the longest bucket, each on its own
-    rows_multiple: int = 8  # a batch's rows are a multiple of this, so that devices can share them
-    seed: int = 0  # of the order of examples
-    pretokenized: bool = False  # the texts come tokenised: translations are scored by 'bleu_tokenized' in place of bleu
+    # a TFDS dataset, name/config, that suits model.architecture; or one of OWN_TEXT
+    dataset: str = "cldr_translate/en-de"
+    # custom text: 2 files with a sentence a line, or 1 of TSV or JSONL; globs allowed
+    train_files: tuple[str, ...] = ()
+    # as train_files
+    validation_files: tuple[str, ...] = ()
+    # as train_files
+    test_files: tuple[str, ...] = ()
+    # custom text, malformed lines: 'refuse' the dataset, or 'drop' their examples
+    faults: str = "refuse"
+    # custom text: a line of more bytes is malformed
+    longest_line: int = 100_000
+    # translation: language to translate from; None: the first in the dataset's name
+    source_language: str | None = None
+    # translation: the 2 languages, or their feature names; (): as the dataset defines them
+    languages: tuple[str, ...] = ()
+    # classifier, language model: features joined to one text, 'a,b'; None: all text features
+    text_features: str | None = None
+    # TFDS split, slices allowed: 'train[:10%]'
+    train_split: str = "train"
+    # dataset to validate on, with the same languages or labels; None: `dataset`
+    validation_dataset: str | None = None
+    # dataset to test on; None: `dataset`
+    test_dataset: str | None = None
+    # split for each evaluation during training, which selects the best checkpoint
+    validation_split: str = "validation"
+    # split for the evaluation at the end of training
+    test_split: str = "test"
+    # 'unigram' or 'bpe' (section 5.1), trained by SentencePiece; 'marian': an imported one
+    tokenizer: str = "unigram"
+    # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
+    vocab_size: int = 37000
+    # texts that the tokenizer is trained on, evenly spaced over the split; if fewer: all
+    vocabulary_sample: int = 100_000
+    # new random segmentation each epoch: dropout rate of 'bpe', alpha of 'unigram'; 0: fixed
+    subword_sampling: float = 0.0
+    # target positions of a batch, padding included; section 5.1
+    tokens_per_batch: int = 25000
+    # padded lengths in tokens; one compilation each
+    buckets: tuple[int, ...] = (32, 64, 128, 256)
+    # choose n padded lengths that minimise the padding of the training texts; None: `buckets`
+    num_buckets: int | None = None
+    # rows of the longest bucket hold several examples, which do not attend to each other
+    packing: bool = False
+    # a batch's rows are a multiple of this, so that devices can share them
+    rows_multiple: int = 8
+    # seed of the order of examples
+    seed: int = 0
+    # the texts are tokenised already: the metric is 'bleu_tokenized' in place of 'bleu'
+    pretokenized: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    """Adam with warmup; section 5.3."""
+    """Adam and its learning rate; section 5.3."""
 
-    schedule: str = "paper"  # 'paper': equation 3; 'inverse_sqrt': the same, named by its peak; 'linear': up, then to 0
-    learning_rate: float = 1.0  # 'paper': factor of equation 3; else the highest rate reached
-    warmup_steps: int = 4000  # steps of linear increase
-    b1: float = 0.9  # decay of the mean of gradients
-    b2: float = 0.98  # decay of the mean of squared gradients
-    eps: float = 1e-9  # added to the denominator of the update
-    clip_norm: float | None = None  # largest global gradient norm; None: no clipping
-    accumulate_steps: int = 1  # microbatches a batch is split into; the result is that of the whole batch
+    # 'paper': equation 3; 'inverse_sqrt': the same by its peak; 'linear': up, then down to 0
+    schedule: str = "paper"
+    # 'paper': factor of equation 3; other schedules: the peak
+    learning_rate: float = 1.0
+    # steps of linear increase
+    warmup_steps: int = 4000
+    # decay of the mean of gradients
+    b1: float = 0.9
+    # decay of the mean of squared gradients
+    b2: float = 0.98
+    # added to the denominator of the update
+    eps: float = 1e-9
+    # largest global gradient norm; None: no clipping
+    clip_norm: float | None = None
+    # microbatches of a batch; the result is that of the whole batch
+    accumulate_steps: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """How long to train, and what to keep."""
+    """Length of the training, its loss, evaluations and checkpoints."""
 
-    num_steps: int = 100_000  # updates of the parameters
-    label_smoothing: float = 0.1  # probability taken from the true token and spread evenly; section 5.4
-    r_drop: float = 0.0  # weight of how far two draws of dropout disagree (Liang 2021); 0: one draw, half the work
-    seed: int = 0  # of initialisation and dropout
-    log_every: int = 100  # steps between lines of metrics.jsonl
-    eval_every: int = 5000  # steps between evaluations on the validation split
-    checkpoint_every: int = 1000  # steps between checkpoints; there is one at each evaluation too
-    keep_newest: int = 2  # newest checkpoints kept
-    keep_best: int = 1  # best checkpoints kept
-    best_metric: str = "loss"  # on validation: 'loss', 'accuracy', 'exact_match', 'bleu', 'chrf' or 'bleu_tokenized'
-    average: str | None = None  # 'last:5', 'best:5': the result is the average of these checkpoints; section 6.1
-    ema_decay: float | None = None  # keeps a moving average of the parameters, which is then what is evaluated and used
-    patience: int | None = None  # evaluations after the best, or the last of equally good, to stop at; None: never
-    profile: bool = False  # traces some steps, for the usual viewers, and shows which operations cost most
-    decode_examples: int = 200  # validation examples translated at each evaluation; 0: no samples
+    # parameter updates
+    num_steps: int = 100_000
+    # probability moved from the true token to all tokens; section 5.4
+    label_smoothing: float = 0.1
+    # weight of the divergence between 2 passes with dropout (Liang 2021); 0: 1 pass, half the work
+    r_drop: float = 0.0
+    # seed of initialisation and dropout
+    seed: int = 0
+    # steps between lines of metrics.jsonl
+    log_every: int = 100
+    # steps between evaluations on the validation split
+    eval_every: int = 5000
+    # steps between checkpoints; each evaluation writes one too
+    checkpoint_every: int = 1000
+    # newest checkpoints kept
+    keep_newest: int = 2
+    # best checkpoints kept
+    keep_best: int = 1
+    # on validation: 'loss', 'accuracy', 'exact_match', 'bleu', 'chrf' or 'bleu_tokenized'
+    best_metric: str = "loss"
+    # 'last:5', 'best:5': the final model is the average of these checkpoints; section 6.1
+    average: str | None = None
+    # decay of a moving average of the parameters, which is evaluated and used; None: no average
+    ema_decay: float | None = None
+    # stop after n evaluations since the best (the latest of equals); None: never
+    patience: int | None = None
+    # trace some steps for the usual viewers, and list the most expensive operations
+    profile: bool = False
+    # validation examples translated at each evaluation; 0: none
+    decode_examples: int = 200
 
     @property
     def passes(self) -> int:
-        """How often each example passes through the model in a step."""
+        """Forward passes of each example in a step."""
         return 2 if self.r_drop else 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
-    """How texts are written."""
+    """How text is generated."""
 
-    method: str = "greedy"  # 'greedy': the likeliest token; 'sample': drawn by temperature, top_k, top_p; 'beam': 6.1;
-    # 'mask_predict': all tokens at once, the unlikeliest again and again (Ghazvininejad 2019, section 3)
-    beam_size: int = 4  # 'beam': hypotheses that are kept; section 6.1
-    alpha: float = 0.6  # 'beam': the power of the length that scores are divided by; section 6.1
-    penalty: str = "wu"  # 'beam': that length, (5 + length) / 6 (Wu 2016, equation 14); 'power': the length itself
-    iterations: int = 10  # 'mask_predict': how often tokens are predicted
-    length_candidates: int = 5  # 'mask_predict': likeliest lengths that are tried, of which the best text is taken
-    temperature: float = 1.0  # 'sample': logits are divided by this; below 1 likely tokens become likelier
-    top_k: int | None = None  # 'sample': only the k likeliest tokens (Fan 2018, section 5.4); None: all
-    top_p: float | None = None  # 'sample': only the likeliest that make up this share (Holtzman 2020); None: all
-    seed: int = 0  # 'sample': of the draws
-    max_extra_length: int = 50  # most tokens beyond those of the source, or of the prompt; section 6.1
-    min_length: int = 0  # tokens before the end symbol may come, those of a prompt or prefix counted
-    no_repeat_ngram: int | None = None  # no n-gram of this length occurs twice in a text (Paulus 2018); None: any may
-    tokens_per_batch: int = (
-        4096  # positions of inputs decoded at once, with padding and for each beam; a GPU takes more
-    )
+    # 'greedy': the most probable token; 'sample': with temperature, top_k and top_p; 'beam':
+    # section 6.1; 'mask_predict': all tokens at once (Ghazvininejad 2019, section 3)
+    method: str = "greedy"
+    # 'beam': hypotheses kept; section 6.1
+    beam_size: int = 4
+    # 'beam': exponent of the length penalty, which divides the score; section 6.1
+    alpha: float = 0.6
+    # 'beam': penalised length, 'wu': (5 + length) / 6 (Wu 2016, equation 14); 'power': length
+    penalty: str = "wu"
+    # 'mask_predict': passes; each predicts the least probable tokens again
+    iterations: int = 10
+    # 'mask_predict': most probable lengths tried; the best result is kept
+    length_candidates: int = 5
+    # 'sample': divides the logits; below 1 favours probable tokens
+    temperature: float = 1.0
+    # 'sample': only the k most probable tokens (Fan 2018, section 5.4); None: all
+    top_k: int | None = None
+    # 'sample': only the most probable tokens of this total probability (Holtzman 2020); None: all
+    top_p: float | None = None
+    # 'sample': seed
+    seed: int = 0
+    # most tokens beyond the length of the source or prompt; section 6.1
+    max_extra_length: int = 50
+    # tokens before the end symbol is allowed, those of a prompt or prefix included
+    min_length: int = 0
+    # no n-gram of this length repeats in a text (Paulus 2018); None: no limit
+    no_repeat_ngram: int | None = None
+    # input positions decoded at once, padding included, for each beam; a GPU has capacity for more
+    tokens_per_batch: int = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """How devices share the work."""
+    """How devices share the work; -1, for at most one axis, is all devices left by the others."""
 
-    mode: str = "mesh"  # 'mesh': jit over a device mesh; 'pmap': one replica a device. Equal results
-    data: int = -1  # copies of the model, each with its rows of a batch; -1: as many as the devices make
-    fsdp: int = 1  # 'mesh': devices that split the rows and the state (Rajbhandari 2020, section 5.3); -1: the rest
-    tensor: int = 1  # 'mesh': devices that split each layer and the vocabulary (Shoeybi 2019, section 3); -1: the rest
+    # 'mesh': jit over a device mesh; 'pmap': one replica a device. Equal results
+    mode: str = "mesh"
+    # replicas of the model, each with its own rows of a batch
+    data: int = -1
+    # 'mesh': devices that split the rows and the state (Rajbhandari 2020, section 5.3)
+    fsdp: int = 1
+    # 'mesh': devices that split each layer and the vocabulary (Shoeybi 2019, section 3)
+    tensor: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +258,7 @@ class Config:
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
 
 
-# The ids of the special tokens, the same in every vocabulary: padding, start and end of a text, unknown.
+# Ids of the special tokens, the same in every vocabulary: padding, start, end, unknown.
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
 CHOICES = {
@@ -184,56 +281,93 @@ CHOICES = {
     "decode.penalty": ("wu", "power"),
     "parallel.mode": ("mesh", "pmap"),
 }
-OWN_TEXT = ("parallel_text", "plain_text", "labelled_text")  # values of data.dataset that read files
-PRODUCT_POSITIONS = ("rotary", "relative")  # they act through query . key, which additive attention has not
-# Inclusive lowest values; a field that is not here may be any number its type allows.
+# Values of data.dataset that read custom files.
+OWN_TEXT = ("parallel_text", "plain_text", "labelled_text")
+# Position schemes that act on the product query . key, which additive attention does not compute.
+PRODUCT_POSITIONS = ("rotary", "relative")
+# Inclusive lowest values; a field that is not listed may be any number of its type.
 AT_LEAST_ONE = """
-    model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length model.num_encoder_layers
-    model.num_decoder_layers model.relative_clip model.attention_window data.tokens_per_batch data.rows_multiple
-    data.vocabulary_sample data.longest_line optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
-    train.eval_every train.checkpoint_every train.keep_newest train.patience decode.top_k decode.beam_size
-    data.num_buckets decode.no_repeat_ngram decode.iterations decode.length_candidates decode.tokens_per_batch
+    model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length
+    model.num_encoder_layers model.num_decoder_layers model.relative_clip model.attention_window
+    data.tokens_per_batch data.rows_multiple data.vocabulary_sample data.longest_line
+    data.num_buckets optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
+    train.eval_every train.checkpoint_every train.keep_newest train.patience decode.top_k
+    decode.beam_size decode.no_repeat_ngram decode.iterations decode.length_candidates
+    decode.tokens_per_batch
 """.split()
 AT_LEAST_ZERO = """
-    train.keep_best train.decode_examples decode.max_extra_length decode.min_length data.seed train.seed decode.seed
+    train.keep_best train.decode_examples decode.max_extra_length decode.min_length
+    data.seed train.seed decode.seed
 """.split()
-LOWEST = {**dict.fromkeys(AT_LEAST_ONE, 1), **dict.fromkeys(AT_LEAST_ZERO, 0), "model.num_classes": 2}
-LOWEST |= {"model.vocab_size": 8, "data.vocab_size": 8, "decode.alpha": 0.0, "train.r_drop": 0.0}
-HIGHEST = dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1) | {
-    "decode.alpha": 10.0,  # the penalty of 7,000 tokens is a float32 then
-    "train.r_drop": 100.0,
+LOWEST = {
+    **dict.fromkeys(AT_LEAST_ONE, 1),
+    **dict.fromkeys(AT_LEAST_ZERO, 0),
+    "model.num_classes": 2,
+    "model.vocab_size": 8,
+    "data.vocab_size": 8,
+    "decode.alpha": 0.0,
+    "train.r_drop": 0.0,
 }
-HIGHEST |= dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20) | {"decode.beam_size": 1000}
-HIGHEST |= dict.fromkeys(("decode.iterations", "decode.length_candidates"), 1000)
-POSITIVE = ("model.norm_epsilon", "model.rope_base", "optim.learning_rate", "optim.eps", "optim.clip_norm")
-POSITIVE += ("decode.temperature", "decode.top_p")
-BELOW_ONE = ("model.dropout", "model.attention_dropout", "train.label_smoothing", "train.ema_decay")
-BELOW_ONE += ("optim.b1", "optim.b2", "data.subword_sampling")
+HIGHEST = {  # inclusive
+    **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1),
+    "decode.alpha": 10.0,  # the length penalty of 7,000 tokens still fits in a float32
+    "train.r_drop": 100.0,
+    **dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20),
+    **dict.fromkeys(("decode.beam_size", "decode.iterations", "decode.length_candidates"), 1000),
+}
+POSITIVE = """
+    model.norm_epsilon model.rope_base optim.learning_rate optim.eps optim.clip_norm
+    decode.temperature decode.top_p
+""".split()
+BELOW_ONE = """
+    model.dropout model.attention_dropout train.label_smoothing train.ema_decay optim.b1 optim.b2
+    data.subword_sampling
+""".split()
 
-# Fields that are read only where another field has this value: elsewhere they would be ignored.
+# Fields that have an effect only if another field has this value.
 READ_IF = {
-    **dict.fromkeys(("model.relative_clip", "model.relative_values"), ("model.position", "relative")),
+    **dict.fromkeys(
+        ("model.relative_clip", "model.relative_values"), ("model.position", "relative")
+    ),
     "model.rope_base": ("model.position", "rotary"),
     "model.pooling": ("model.architecture", "encoder_classifier"),
     "data.num_buckets": ("data.packing", False),
     "train.r_drop": ("model.decoder", "causal"),
     "data.pretokenized": ("model.architecture", "encoder_decoder"),
     **dict.fromkeys(
-        [f"decode.{field}" for field in ("temperature", "top_k", "top_p", "seed")], ("decode.method", "sample")
+        ("decode.temperature", "decode.top_k", "decode.top_p", "decode.seed"),
+        ("decode.method", "sample"),
     ),
-    **dict.fromkeys([f"decode.{field}" for field in ("beam_size", "alpha", "penalty")], ("decode.method", "beam")),
-    **dict.fromkeys(("decode.iterations", "decode.length_candidates"), ("decode.method", "mask_predict")),
+    **dict.fromkeys(
+        ("decode.beam_size", "decode.alpha", "decode.penalty"), ("decode.method", "beam")
+    ),
+    **dict.fromkeys(
+        ("decode.iterations", "decode.length_candidates"), ("decode.method", "mask_predict")
+    ),
 }
 
-# What a resumed run may change. Steps that were computed stay as they are; those to come are the same too, but for
-# rounding under another model.backend or model.remat, and for the 'linear' schedule, which ends at a new
-# train.num_steps.
-RESUMED = "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience".split()
-RESUMED += ["decode_examples", "profile"]
-# What weights that came from elsewhere have fixed before the first step; the rest is free until then.
+# Fields of `train` that a resumed run may change. They do not affect earlier steps. Later steps
+# stay the same too, except under another model.backend or model.remat (rounding), and under the
+# 'linear' schedule, which ends at the new train.num_steps.
+RESUMED = """
+    num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience
+    decode_examples profile
+""".split()
+# Fields that imported weights fix before the first step; all others may still change.
 NOT_IN_WEIGHTS = ("dropout", "attention_dropout", "dtype", "remat", "backend")
-FIXED_BY_WEIGHTS = ("data.tokenizer", "data.vocab_size")
-FIXED_BY_WEIGHTS += tuple(
-    f"model.{each.name}" for each in dataclasses.fields(ModelConfig) if each.name not in NOT_IN_WEIGHTS
+FIXED_BY_WEIGHTS = (
+    "data.tokenizer",
+    "data.vocab_size",
+    *(
+        f"model.{each.name}"
+        for each in dataclasses.fields(ModelConfig)
+        if each.name not in NOT_IN_WEIGHTS
+    ),
 )
-MAY_DIFFER_ON_RESUME = ("parallel.", "decode.", "model.backend", "model.remat", *(f"train.{name}" for name in RESUMED))
+MAY_DIFFER_ON_RESUME = (
+    "parallel.",
+    "decode.",
+    "model.backend",
+    "model.remat",
+    *(f"train.{name}" for name in RESUMED),
+)

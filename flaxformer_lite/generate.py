@@ -1,8 +1,8 @@
-"""A trained language model, ready to write.
+"""Generates texts with a trained language model.
 
 from flaxformer_lite import generate
-writer = generate.load("runs/mine", method="sample", temperature=0.8, seed=1)
-print(writer(["Monday,"] * 3))
+generator = generate.load("runs/mine", method="sample", temperature=0.8, seed=1)
+print(generator(["Monday,"] * 3))
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from pathlib import Path
 from flaxformer_lite import trained
 
 
-class Writer:
-    """Beginnings of texts to whole texts, in order."""
+class Generator:
+    """Continues each prompt to a whole text, in order."""
 
     def __init__(self, run: trained.Trained):
         self.run = run
         self._decoder = trained.make_decoder(run.model, run.config, run.mesh)
 
     def __call__(self, prompts: Sequence[str]) -> list[str]:
-        """What the model makes of each prompt, the prompt included; an empty one leaves all to the model.
+        """Returns a text for each prompt; it starts with the prompt, which may be empty.
 
-        When drawing at random, text number i is a function of the seed, i and its prompt.
+        With sampling, text number i is a function of the seed, i and its prompt.
 
         Raises:
-          InputError: a prompt has more tokens than the model takes; it is named by its number, counted from 1.
+          InputError: a prompt has more tokens than the model takes.
         """
         return self.run.tokenizer.decode(self._decoder(self.run.params, self.run.encode(prompts)))
 
@@ -37,17 +37,17 @@ def load(
     ensemble: str | Path | Sequence[str | Path] = (),
     tensor: int = 1,
     **decode: object,
-) -> Writer:
-    """The best model of a finished or half-finished run; without an evaluation yet, the newest.
+) -> Generator:
+    """Returns the best language model of a run, finished or not; the newest if none is evaluated.
 
     Args:
-      average, parameters, ensemble, tensor: as `trained.load` takes them; an average is 'last:5' or 'best:5'
-        checkpoints, an ensemble other runs that decide together with this one, and a model lies on `tensor` devices.
-      decode: fields of `DecodeConfig` to use in place of the run's own.
+      average, parameters, ensemble, tensor: see `trained.load`.
+      decode: fields of `DecodeConfig`, in place of the run's own.
 
     Raises:
-      InputError: the folder holds no run, no checkpoint that can be read, or no language model; or a field is wrong.
+      InputError: the folder contains no run, no readable checkpoint or no language model; or a
+        field is wrong.
     """
     chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
     run = trained.load(workdir, command="generate", architecture="decoder_lm", **chosen)
-    return Writer(trained.with_decode(run, decode))
+    return Generator(trained.with_decode(run, decode))

@@ -1,4 +1,4 @@
-"""Training. `fit` runs its phases in order: check, set up, find the start, prepare, train, finish."""
+"""`fit` trains a model, in phases: check, set up, find the start, prepare, train, finish."""
 
 import contextlib
 import functools
@@ -8,18 +8,28 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from flaxformer_lite import evaluate, trained
+from flaxformer_lite import evaluate
 from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import batch_shapes
 from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.evaluator import Evaluator
 from flaxformer_lite.model import transformer
 from flaxformer_lite.runs import metrics_log, multihost
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.system import storage
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.training import evaluations, identity, parallel, run_report, sharding, step
+from flaxformer_lite.training import (
+    evaluations,
+    identity,
+    meshes,
+    origin,
+    parallel,
+    run_report,
+    sharding,
+    step,
+)
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.compilation import CompiledSteps
 from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
@@ -28,33 +38,45 @@ from flaxformer_lite.training.state import TrainState, from_parts, to_parts
 
 
 def fit(config: Config, workdir: Path) -> int:
-    """Trains `config` in `workdir`, from its newest checkpoint if it has one, and evaluates the best model.
+    """Trains a model in `workdir`, and evaluates the best parameters on the test split.
+
+    Training resumes from the newest checkpoint, if there is one.
 
     Returns:
-      0 when training is complete; 143 or 130 when SIGTERM or SIGINT stopped it, with everything saved.
+      0 if training is complete; 143 or 130 if SIGTERM or SIGINT stopped it, with everything saved.
 
     Raises:
       InputError: the config, the data, the devices or the workdir do not fit together.
-      Diverged: the loss or gradient is no longer finite; the checkpoints from before are kept.
+      Diverged: the loss or gradient is no longer finite; the earlier checkpoints are kept.
     """
     config, mesh, dataset = check(config, workdir)
     is_primary = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
-        multihost.together(lambda: stack.enter_context(workdir_lib.alone(workdir)) if is_primary else None)
-        multihost.together(lambda: workdir_lib.check(workdir, config))  # another process may have used it meanwhile
-        stack.enter_context(workdir_lib.untouched_if_refused(workdir) if is_primary else contextlib.nullcontext())
+        multihost.together(
+            lambda: stack.enter_context(workdir_lib.exclusive(workdir)) if is_primary else None
+        )
+        # Before it was locked, another training may have changed it.
+        multihost.together(lambda: workdir_lib.check(workdir, config))
+        stack.enter_context(
+            workdir_lib.untouched_if_refused(workdir) if is_primary else contextlib.nullcontext()
+        )
         interrupt, background = stack.enter_context(Interrupt()), stack.enter_context(Background())
         try:
             _train(set_up(config, storage.place(workdir), mesh, dataset, interrupt, background))
         except Interrupted as reason:
             if not reason.agreed:
                 return interrupt.exit_code
-        multihost.barrier("the run has ended")  # if process 0 went first, the others would take it for a failure
+        # The other processes would report an early exit of process 0 as a failure.
+        multihost.barrier("the run has ended")
         return interrupt.exit_code
 
 
 def _train(run: Run) -> None:
-    """The phases after the set-up. Raises Interrupted if a signal stopped the run, with everything saved."""
+    """Runs the phases after the set-up.
+
+    Raises:
+      Interrupted: a signal stopped the run; everything is saved.
+    """
     start = find_start(run)
     if run.same_result and is_finished(run, start):
         run.checkpoints.close()
@@ -67,15 +89,15 @@ def _train(run: Run) -> None:
 
 
 def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
-    """Checks everything that can be checked before anything is written.
+    """Checks the config, the devices, the dataset and the workdir before anything is written.
 
     Returns:
       The config with the number of classes, the device mesh, and the dataset, not prepared yet.
     """
     multihost.check_config(config)
-    mesh = parallel.make_mesh(config.parallel.data, config.parallel.fsdp, config.parallel.tensor)
+    mesh = meshes.make_mesh(config.parallel.data, config.parallel.fsdp, config.parallel.tensor)
     accumulate = config.optim.accumulate_steps
-    parallel.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
+    meshes.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     dataset = multihost.together(lambda: pipeline.open_dataset(config))
     config = with_classes(config, dataset.label_names)
     multihost.together(lambda: workdir_lib.check(workdir, config))
@@ -83,27 +105,34 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
 
 
 def set_up(
-    config: Config, workdir: Path, mesh: Mesh, dataset: Dataset, interrupt: Interrupt, background: Background
+    config: Config,
+    workdir: Path,
+    mesh: Mesh,
+    dataset: Dataset,
+    interrupt: Interrupt,
+    background: Background,
 ) -> Run:
-    """Creates the workdir, and builds model, optimizer and step; nothing is computed or compiled yet."""
-    began = time.monotonic()
+    """Creates the workdir, and builds model, optimizer and step, without computing anything."""
+    started = time.monotonic()
     has_config, same_result = workdir_lib.has_run(workdir), workdir_lib.same_result(workdir, config)
     multihost.barrier("the config of the last start is read")
-    paths = multihost.together(
-        lambda: _create(workdir, config, same_result) if jax.process_index() == 0 else Workdir(workdir)
-    )
+    multihost.by_process_0(lambda: _create(workdir, config, same_result))
     multihost.check_workdir(workdir)
+    paths = Workdir(workdir)
 
     config = with_vocabulary(config, config.data.vocab_size)
     mode = parallel.MODES[config.parallel.mode](mesh)
-    train_step, initial_state = step.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
+    train_step, initial_state = step.of_config(
+        config, axis_name=mode.axis_name, row_shards=mode.row_shards
+    )
     abstract_state = jax.eval_shape(initial_state)
     sharding.check(abstract_state.params, mesh)
     steps = CompiledSteps(config, mode, train_step, abstract_state, background, interrupt.wait_for)
 
     scores: dict[int, float] = {}
     kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best}
-    checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=trained.schedule(config), **kept)
+    due = origin.schedule(config)
+    checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=due, **kept)
     return Run(
         config=config,
         paths=paths,
@@ -115,16 +144,16 @@ def set_up(
         steps=steps,
         checkpoints=checkpoints,
         scores=scores,
-        began=began,
+        started=started,
         has_config=has_config,
         same_result=same_result,
     )
 
 
-def _create(workdir: Path, config: Config, same_result: bool) -> Workdir:
-    """The workdir with this config, in which the result of another config is no result any more.
+def _create(workdir: Path, config: Config, same_result: bool) -> None:
+    """Creates the workdir. If the config changes the result of a finished run, reopens its log.
 
-    So the next start evaluates it again, however soon this one is killed.
+    So the next start evaluates the run again, even if this one is killed early.
     """
     paths = Workdir(workdir)
     if not same_result and workdir_lib.has_run(workdir):
@@ -132,13 +161,15 @@ def _create(workdir: Path, config: Config, same_result: bool) -> Workdir:
             paths.fetch_logs()
             metrics_log.reopen(paths.log)
         except OSError as error:
-            raise InputError(f"{paths.log}: cannot be written: {error.strerror or error}.") from error
+            raise InputError(
+                f"{paths.log}: cannot be written: {error.strerror or error}."
+            ) from error
         paths.publish_logs()
-    return workdir_lib.create(workdir, config)
+    workdir_lib.create(workdir, config)
 
 
 def find_start(run: Run) -> Start:
-    """Reads the newest checkpoint, if there is one, and the scores of all evaluations up to it."""
+    """Reads the newest checkpoint, if any, and the scores of all evaluations up to it."""
     imported = workdir_lib.is_untrained(run.paths.path)
     abstract_parts = run.mode.abstract(to_parts(run.abstract_state))
     restored = None if imported else run.checkpoints.restore_newest(abstract_parts)
@@ -150,25 +181,27 @@ def find_start(run: Run) -> Start:
 
 
 def is_finished(run: Run, start: Start) -> bool:
-    """Whether training has come to its end and the last line of the log is that of the test split."""
+    """Whether training has ended and the log ends with a test line."""
     logged = metrics_log.read_metrics(run.paths.metrics)
     ended = evaluations.has_ended(start.step, run.config, run.scores)
     return ended and bool(logged) and logged[-1]["split"] == "test"
 
 
-def prepare(run: Run, start: Start) -> tuple[Trainer, evaluate.Evaluator]:
-    """Loads the data and makes the first state, while the steps compile in the background.
+def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
+    """Loads the data and creates the first state, while the steps compile in the background.
 
-    Whatever may take long runs in a thread, so that a signal is noticed meanwhile.
+    Long calls run in a thread, so that the main thread notices signals.
     """
     config, mode, wait = run.config, run.mode, run.interrupt.wait_for
     fresh_state = None if start.parts else Background.once(mode.make_state, run.initial_state)
-    if fresh_state and jax.process_count() > 1:  # all processes must run programs in the same order
-        wait(fresh_state)
+    if fresh_state and jax.process_count() > 1:
+        wait(fresh_state)  # all processes must run programs in the same order
     ahead = start.step < config.train.num_steps and mode.compiles_ahead
-    run.steps.start_all(batch_shapes.possible(config) if ahead and config.data.num_buckets is None else ())
-    unproved = run.has_config and not start.parts and not start.imported
-    load = functools.partial(pipeline.load, config, run.dataset, run.paths.tokenizer, unproved)
+    run.steps.start_all(
+        batch_shapes.possible(config) if ahead and config.data.num_buckets is None else ()
+    )
+    unverified = run.has_config and not start.parts and not start.imported
+    load = functools.partial(pipeline.load, config, run.dataset, run.paths.tokenizer, unverified)
     data = multihost.together(lambda: wait(Background.once(load)))
     identity.check_tokenizer(data.tokenizer, config, run.paths)
     facts = identity.of(data, run.dataset, config)
@@ -179,7 +212,7 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, evaluate.Evaluator]:
     if start.imported:
         state = _with_imported_weights(run, state)
     stop = StopTogether(run.interrupt, mode.mesh)
-    evaluator = evaluate.Evaluator(
+    evaluator = Evaluator(
         transformer.build_model(config.model),
         config,
         mode,
@@ -191,40 +224,45 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, evaluate.Evaluator]:
 
     def evaluate_state(done: int, state: TrainState) -> Evaluated:
         params, count = state.measured, config.train.decode_examples
-        measured = evaluator.measure(params, mode.over_mesh(params), data.validation, decode=count)
-        remark = trained.Origin((done,), trained.measured(config)).remark
-        return Evaluated(measured.values, measured.samples, remark)
+        result = evaluator.evaluate(params, mode.over_mesh(params), data.validation, decode=count)
+        remark = origin.Origin((done,), origin.default_kind(config)).remark
+        return Evaluated(result.values, result.samples, remark)
 
-    return Trainer(run, start, state, data, facts=facts, evaluate=evaluate_state, stop=stop), evaluator
+    options = {"facts": facts, "evaluate": evaluate_state, "stop": stop}
+    return Trainer(run, start, state, data, **options), evaluator
 
 
 def _with_imported_weights(run: Run, state: TrainState) -> TrainState:
-    """`state` with the imported weights of step 0 as its parameters, and as their moving average."""
+    """Returns `state` with the imported weights as its parameters and their moving average."""
     abstract = run.mode.abstract({"params": run.abstract_state.params})
 
-    def weights() -> dict:  # read once for each use, so that no buffer is shared
+    def weights() -> dict:  # read for each use, so that no buffer is shared
         return run.mode.put_state(run.checkpoints.restore(0, abstract)[0]["params"])
 
     return state.replace(params=weights(), ema=None if state.ema is None else weights())
 
 
-def finish(trainer: Trainer, evaluator: evaluate.Evaluator) -> None:
-    """Evaluates the result, the best parameters or the average that the config asks for, on the test split."""
+def finish(trainer: Trainer, evaluator: Evaluator) -> None:
+    """Evaluates the best parameters, or the configured average, on the test split."""
     run, config = trainer.run, trainer.run.config
     abstract_params = run.mode.abstract(run.abstract_state.params)
-    params, _, origin = trained.restore(run.checkpoints, abstract_params, config)
+    params, _, used = origin.restore(run.checkpoints, abstract_params, config)
     run.checkpoints.close()
-    read_test = functools.partial(pipeline.read_part, run.dataset, "test", trainer.data.tokenizer, config)
+    read_test = functools.partial(
+        pipeline.read_part, run.dataset, "test", trainer.data.tokenizer, config
+    )
     test = multihost.together(lambda: run.interrupt.wait_for(Background.once(read_test)))
     run_report.say_left_out("test", test)
-    measured = evaluator.measure(run.mode.put_state(params), params, test)
+    result = evaluator.evaluate(run.mode.put_state(params), params, test)
     if jax.process_index() == 0:
         paths, writer = run.paths, trainer.writer
-        paths.write_sample("test.txt", measured.samples)
-        evaluate.save(measured, paths.samples, run=paths.path, split="test", config=config, origin=origin)
-        writer.write(origin.step, "test", measured.values, parameters=origin.remark)
+        paths.write_sample("test.txt", result.samples)
+        evaluate.save(
+            result, paths.samples, run=paths.path, split="test", config=config, origin=used
+        )
+        writer.write(used.step, "test", result.values, parameters=used.remark)
         writer.close()
         table = run_report.closing_table(paths.log)
-        run_report.say("\n".join(text for text in (table, measured.note) if text))
-        seconds = time.monotonic() - run.began
+        run_report.say("\n".join(text for text in (table, result.note) if text))
+        seconds = time.monotonic() - run.started
         run_report.say(run_report.written(paths, config, seconds, trainer.meter.goodput()))

@@ -1,6 +1,6 @@
-"""What holds for every test: 8 fake CPU devices, folders of its own, strict shapes.
+"""Settings of all tests: 8 fake CPU devices, temporary folders, strict shapes.
 
-The environment is set before jax is imported, and the processes that a test starts inherit it.
+The environment is set before the import of jax; processes that a test starts inherit it.
 """
 
 import atexit
@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+    )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 _FOLDER = tempfile.mkdtemp(prefix="flaxformer_lite_tests_")
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
-# One for each process of the tests, as JAX writes an entry in place, and another process could read half of it. What
-# takes a tenth of a second to compile is in it: many tests make the same program.
+# A cache for each test process: JAX writes entries in place, so others could read incomplete ones.
+# Many tests compile the same program, so programs of 0.1 seconds are cached.
 _CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR", f"{_FOLDER}/compile_cache")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE + os.environ.get("PYTEST_XDIST_WORKER", "")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
@@ -33,7 +35,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture
 def quickly_compiled() -> Iterator[None]:
-    """For programs that run a few times on a few numbers: they are compiled without optimisation, in half the time."""
+    """Compiles without optimization, in half the time, for programs that run a few times."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -41,12 +43,14 @@ def quickly_compiled() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
-    """The checkout that these tests belong to."""
+    """The root of this repository."""
     return Path(__file__).resolve().parent.parent
 
 
-def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A copy of the workdir that the first process of the tests which needs it makes by `make`; others wait for it."""
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]
+) -> Path:
+    """Returns a copy of a workdir that only the first test process creates, by `make`."""
     from flaxformer_lite.system import storage
 
     own = tmp_path_factory.getbasetemp()
@@ -54,16 +58,16 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
     folder.mkdir(exist_ok=True)
     with storage.locked(folder / "lock"):
         if not (folder / "made").exists():
-            shutil.rmtree(folder / "run", ignore_errors=True)  # what one that failed has left
+            shutil.rmtree(folder / "run", ignore_errors=True)  # of a failed attempt
             make(folder / "run")
-            (folder / "made").write_text(str(folder / "run"))  # last, and where it was
-    # What one process writes into it, such as an evaluation, no other one sees.
+            (folder / "made").write_text(str(folder / "run"))  # last, with its path
+    # A copy for each process, as tests write into it.
     return shutil.copytree(folder, own / name) / "run"
 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workdir of a small translator that was never stopped; tests read it and leave it as it is."""
+    """The workdir of a small translator, trained without a stop; tests must not change it."""
     import runs
 
     def make(workdir: Path) -> None:
@@ -75,18 +79,22 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fitted(tmp_path_factory: pytest.TempPathFactory, name: str, changes: dict[str, object]) -> Path:
-    """As `finished_run`, of another shape."""
+    """Returns the workdir of a finished run, trained in this process."""
     import runs
 
     def make(workdir: Path) -> None:
+        # Its bits must not depend on the test that needs it first.
+        unoptimized = jax.config.read("jax_disable_most_optimizations")
+        jax.config.update("jax_disable_most_optimizations", False)
         assert runs.fit(workdir, changes) == 0
+        jax.config.update("jax_disable_most_optimizations", unoptimized)
 
     return made_once(tmp_path_factory, name, make)
 
 
 @pytest.fixture(scope="session")
 def finished_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workdir of a small classifier, as `finished_run`."""
+    """The workdir of a small classifier, see `finished_run`."""
     import runs
 
     return fitted(tmp_path_factory, "classifier", runs.CLASSIFIER)
@@ -94,7 +102,7 @@ def finished_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The workdir of a small language model, as `finished_run`."""
+    """The workdir of a small language model, see `finished_run`."""
     import runs
 
     return fitted(tmp_path_factory, "language_model", runs.LANGUAGE_MODEL)

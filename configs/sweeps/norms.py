@@ -1,7 +1,7 @@
-"""Where the normalisation stands, against depth: after each sublayer as in the paper, or before it (Xiong 2020).
+"""Position of the normalisation against depth: after each sublayer, or before it (Xiong 2020).
 
 Data      the small task of `default`: CLDR phrases, English to German
-Size      12 points of 1 to 12 layers, 300 steps each; 2 CPU cores will do
+Size      12 points of 1 to 12 layers, 300 steps each; 2 CPU cores suffice
 Command   flaxformer-lite sweep --sweep=norms --workdir=sweeps/norms
 """
 
@@ -16,7 +16,9 @@ def get_config():
     config.data.update(tokenizer="bpe", vocab_size=2000, tokens_per_batch=2048, buckets=(16, 40))
     config.data.update(validation_split="validation[:500]", test_split="test[:100]")
     config.optim.update(schedule="linear", learning_rate=3e-3, warmup_steps=100)
-    config.train.update(num_steps=300, log_every=10, eval_every=100, checkpoint_every=50, decode_examples=200)
+    config.train.update(
+        num_steps=300, log_every=10, eval_every=100, checkpoint_every=50, decode_examples=200
+    )
     return config
 
 

@@ -1,7 +1,7 @@
-"""Every position scheme on one task, three seeds each.
+"""Every position scheme on one task, with 3 seeds each.
 
 Data      the small task of `default`: CLDR phrases, English to German
-Size      7 points of 3 runs, 400 steps each; 2 CPU cores will do
+Size      7 points of 3 runs, 400 steps each; 2 CPU cores suffice
 Command   flaxformer-lite sweep --sweep=positions --workdir=sweeps/positions
 """
 
@@ -12,11 +12,20 @@ SWEEP = {"objective": "loss", "seeds": (0, 1, 2), "columns": ("bleu",)}
 
 def get_config():
     config = default_config()
-    config.model.update(d_model=64, num_heads=4, d_ff=256, num_encoder_layers=2, num_decoder_layers=2, max_length=128)
+    config.model.update(
+        d_model=64,
+        num_heads=4,
+        d_ff=256,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        max_length=128,
+    )
     config.data.update(tokenizer="bpe", vocab_size=2000, tokens_per_batch=2048, buckets=(16, 40))
     config.data.update(validation_split="validation[:500]", test_split="test[:100]")
     config.optim.update(schedule="linear", learning_rate=4e-3, warmup_steps=100)
-    config.train.update(num_steps=400, log_every=10, eval_every=100, checkpoint_every=50, decode_examples=200)
+    config.train.update(
+        num_steps=400, log_every=10, eval_every=100, checkpoint_every=50, decode_examples=200
+    )
     return config
 
 

@@ -1,1 +1,1 @@
-"""The command line: flags, and the commands."""
+"""The commands and their flags."""

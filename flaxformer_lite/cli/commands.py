@@ -11,26 +11,29 @@ from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.lines import whole_files
 from flaxformer_lite.system.errors import InputError, is_of_a_path
 
-USAGE = """usage: flaxformer-lite COMMAND --workdir=W ...    (COMMAND --help tells more)
+USAGE = """usage: flaxformer-lite COMMAND --flag=value ...    (COMMAND --help lists the flags)
 
-  train      train a config, or go on with the run in a workdir
-  plan       tell what training a config would take of devices that are not here
-  evaluate   measure the best model of a run on a split
-  score      compare files of translations with references
-  translate  translate lines of text
-  classify   tell the class of lines of text
-  generate   let a language model write
-  plot       draw attention, positions, the learning rate, or the metrics of runs
-  sweep      train many configs, as a sweep's file says, or go on with a sweep
-  sweep-report   tell what a sweep has found so far
-  import     make a run of a Marian model of Hugging Face
-  export     write a run for CTranslate2, Hugging Face, or as named arrays
+  train         train a config, or resume the run in a workdir
+  plan          estimate the time and memory of a config on devices that are not here
+  evaluate      compute the metrics of a run on a split
+  score         score files of translations against reference files
+  translate     translate lines of text
+  classify      classify lines of text
+  generate      generate texts with a language model
+  plot          plot attention, positions, the learning rate, or the metrics of runs
+  sweep         train the configs of a sweep file, or resume a sweep
+  sweep-report  report the results of a sweep so far
+  import        make a run from a Marian model of Hugging Face
+  export        write a run for CTranslate2, for Hugging Face, or as named arrays
 
-Evaluate, translate, classify, generate, export, plot attention and plot positions use the best model of the run."""
+Commands on a trained run use its best model; with --average or --parameters, another one."""
+
+
+# Each command parses its flags before it imports JAX, so that a wrong flag is reported at once.
 
 
 def train(arguments: Sequence[str]) -> int:
-    """flags -> train.fit; returns the exit code."""
+    """Trains a config, or resumes a run."""
     request = train_flags.parse_train(arguments)
     from flaxformer_lite.system import runtime
 
@@ -39,38 +42,42 @@ def train(arguments: Sequence[str]) -> int:
 
     from flaxformer_lite import train
     from flaxformer_lite.system import memory
-    from flaxformer_lite.training import loop, parallel
+    from flaxformer_lite.training import loop, processes
 
-    parallel.initialize(*request.processes)
+    processes.initialize(*request.processes)
     if request.workdir is None and jax.process_count() > 1:
-        raise InputError("--workdir: several processes need one folder that all of them see; name it.")
+        raise InputError(
+            "--workdir: several processes need one folder that all of them share; name it."
+        )
     try:
         return train.fit(request.config, request.workdir or request.new_workdir)
     except (loop.Diverged, memory.OutOfMemory) as error:
         complain(str(error))
         return 1
     except jax.errors.JaxRuntimeError as error:
-        if memory.is_lack_of(error):  # before there was a step, as for the state alone
+        if memory.is_lack_of(error):  # before the first step, for example for the state alone
             complain(f"out of memory: {str(error).splitlines()[0]}\n{memory.ADVICE}")
             return 1
         if jax.process_count() == 1:
             raise
         complain(
-            f"{str(error).splitlines()[0]}: most likely another process of this run has ended; its own log says why. "
-            "To go on from the newest checkpoint, start all of them again with the same --workdir."
+            f"{str(error).splitlines()[0]}: most likely another process of this run has ended; "
+            "see its log. To resume from the newest checkpoint, start all processes again with "
+            "the same --workdir."
         )
         return 1
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Prints what a step, or decoding, takes of each device; or how a step grows with the devices."""
+    """Prints the estimated time and memory of a step or of decoding, or how a step scales."""
     request = train_flags.parse_plan(arguments)
     from flaxformer_lite.system import runtime
     from flaxformer_lite.training import topology
 
-    if not topology.prepare(request.accelerator):  # then there are as many fake devices
+    if not topology.prepare(request.accelerator):  # no compiler for it: fake CPU devices
         os.environ["XLA_FLAGS"] = (
-            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(request.devices)}"
+            f"{os.environ.get('XLA_FLAGS', '')} "
+            f"--xla_force_host_platform_device_count={max(request.devices)}"
         )
     os.environ["JAX_PLATFORMS"] = "cpu"
     runtime.start()
@@ -81,13 +88,17 @@ def plan(arguments: Sequence[str]) -> int:
         print(plan.scaling_table(config, request.devices, name, **options))
         return 0
     target = plan.target(config, name, request.devices[0], decode=request.decode, **options)
-    plans = [plan.decoding(config, target)] if request.decode else plan.plan(config, target, every_shape=request.all)
+    plans = (
+        [plan.decoding(config, target)]
+        if request.decode
+        else plan.plan(config, target, every_shape=request.all)
+    )
     print(plan.table(plans, target, decode=request.decode))
     return 0
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Prints all metrics of a split."""
+    """Prints and saves all metrics of a run on a split."""
     request = run_flags.parse_evaluate(arguments)
     from flaxformer_lite.system import runtime
 
@@ -96,34 +107,52 @@ def evaluate(arguments: Sequence[str]) -> int:
     from flaxformer_lite.runs import workdir
     from flaxformer_lite.training import run_report
 
-    references = {str(path): whole_files.read_lines(path, flag="--references") for path in request.references}
+    references = {
+        str(path): whole_files.read_lines(path, flag="--references") for path in request.references
+    }
     run = trained.load(request.workdir, **request.model)
     if request.decode and run.config.model.architecture != "encoder_decoder":
         raise InputError(
-            f"--{next(iter(request.decode))}: goes with translations, and this run's model writes none to be measured."
+            f"--{next(iter(request.decode))}: applies only to translations, and the model of "
+            "this run "
+            "makes none."
         )
     if request.output and run.config.model.architecture != "encoder_decoder":
-        raise InputError("--output: goes with translations, and this run's model makes none to be kept.")
+        raise InputError(
+            "--output: applies only to translations, and the model of this run makes none."
+        )
     output = request.output or workdir.Workdir(request.workdir).samples
     run = trained.with_decode(run, request.decode)
-    what = {"run": request.workdir, "split": request.split, "config": run.config, "origin": run.origin}
+    source = {
+        "run": request.workdir,
+        "split": request.split,
+        "config": run.config,
+        "origin": run.origin,
+    }
     if run.config.model.architecture == "encoder_decoder":
         evaluate.check_folder(output)
-    if request.output:  # the run's own may have been copied with it
-        evaluate.check_unused(output, **what)
-    evaluate.check_references(output, list(references), split=request.split, config=run.config, origin=run.origin)
-    measured = evaluate.evaluate_run(run, request.split, references=references, **request.resampling)
+    if request.output:  # the run's own folder may be a copy, with the results of another workdir
+        evaluate.check_unused(output, **source)
+    evaluate.check_references(
+        output, list(references), split=request.split, config=run.config, origin=run.origin
+    )
+    measured = evaluate.evaluate_run(
+        run, request.split, references=references, **request.resampling
+    )
     intervals = measured.scores.intervals if measured.scores else None
-    print(f"{request.workdir}, {request.split} split, {run.origin}\n{run_report.table(measured.values, intervals)}")
+    print(
+        f"{request.workdir}, {request.split} split, "
+        f"{run.origin}\n{run_report.table(measured.values, intervals)}"
+    )
     if measured.note:
         print(measured.note)
-    for path in evaluate.save(measured, output, references=list(references), **what):
+    for path in evaluate.save(measured, output, references=list(references), **source):
         print(path)
     return 0
 
 
 def score(arguments: Sequence[str]) -> int:
-    """Prints the scores of files; needs no run."""
+    """Prints the scores of files of translations."""
     request = run_flags.parse_score(arguments)
     from flaxformer_lite.system import runtime
 
@@ -131,27 +160,41 @@ def score(arguments: Sequence[str]) -> int:
     from flaxformer_lite import scoring
     from flaxformer_lite.training import run_report
 
-    flagged = [("--hypotheses", request.hypotheses), *(("--references", path) for path in request.references)]
+    flagged = [
+        ("--hypotheses", request.hypotheses),
+        *(("--references", path) for path in request.references),
+    ]
     if request.baseline:
         flagged.append(("--baseline", request.baseline))
     texts = {f"{flag}={path}": whole_files.read_lines(path, flag=flag) for flag, path in flagged}
     scoring.check_counts({name: len(lines) for name, lines in texts.items()})
     hypotheses, *references = list(texts.values())
     baseline = [references.pop()] if request.baseline else []
-    print(f"{request.hypotheses}, {len(hypotheses):,} lines, against {', '.join(map(str, request.references))}")
+    print(
+        f"{request.hypotheses}, {len(hypotheses):,} lines, against "
+        f"{', '.join(map(str, request.references))}"
+    )
     if not request.resampling:
         scores = scoring.score(hypotheses, references, tokenized=request.tokenized)
         print(run_report.table(scores.values))
     else:
-        systems, options = [*baseline, hypotheses], {"tokenized": request.tokenized, **request.resampling}
-        *others, scores = scoring.resample(systems, references, **options)
-        print(run_report.comparison(*others, scores) if others else run_report.table(scores.values, scores.intervals))
+        *others, scores = scoring.resample(
+            [*baseline, hypotheses],
+            references,
+            tokenized=request.tokenized,
+            **request.resampling,
+        )
+        print(
+            run_report.comparison(*others, scores)
+            if others
+            else run_report.table(scores.values, scores.intervals)
+        )
     print(run_report.signatures(scores))
     return 0
 
 
 def translate(arguments: Sequence[str]) -> int:
-    """Reads lines, writes as many, or so many for each."""
+    """Reads lines, writes the translation of each, or its n best."""
     request = run_flags.parse_translate(arguments)
     from flaxformer_lite.system import runtime
 
@@ -159,12 +202,17 @@ def translate(arguments: Sequence[str]) -> int:
     from flaxformer_lite import translate
     from flaxformer_lite.lines import line_job
 
-    translator = translate.load(request.workdir, **request.model, **request.decode)  # before it waits for input
+    # The model loads before the command waits for standard input.
+    translator = translate.load(request.workdir, **request.model, **request.decode)
     answer = translate.LineTranslator(translator, **request.lines)
-    split = line_job.run(request.job, answer, asked=lambda: {**request.asked, **translator.run.asked()})
+    split = line_job.run(
+        request.job, answer, asked=lambda: {**request.settings, **translator.run.asked()}
+    )
     if split:
-        told = "lines that were too long for the model and translated in segments"
-        print(f"note: {told}: {split:,}", file=sys.stderr)
+        print(
+            f"note: lines that were too long for the model and translated in segments: {split:,}",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -178,13 +226,18 @@ def classify(arguments: Sequence[str]) -> int:
     from flaxformer_lite.lines import line_job, line_windows
 
     classifier = classify.load(request.workdir, **request.model)
-    answer = lambda window: line_windows.Answer(classifier(window.lines, name=window.name, numbers=window.numbers))  # noqa: E731
-    line_job.run(request.job, answer, asked=lambda: {**request.asked, **classifier.run.asked()})
+
+    def answer(window: line_windows.Window) -> line_windows.Answer:
+        return line_windows.Answer(
+            classifier(window.lines, name=window.name, numbers=window.numbers)
+        )
+
+    line_job.run(request.job, answer, asked=lambda: {**request.settings, **classifier.run.asked()})
     return 0
 
 
 def generate(arguments: Sequence[str]) -> int:
-    """Writes texts, one a line."""
+    """Writes generated texts, one a line."""
     request = run_flags.parse_generate(arguments)
     whole_files.check_output(request.output)
     from flaxformer_lite.system import runtime
@@ -192,31 +245,31 @@ def generate(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite import generate
 
-    writer = generate.load(request.workdir, **request.model, **request.decode)
-    whole_files.write_lines(request.output, writer([request.prompt] * request.count))
+    generator = generate.load(request.workdir, **request.model, **request.decode)
+    whole_files.write_lines(request.output, generator([request.prompt] * request.count))
     return 0
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """Draws, and prints what it wrote."""
+    """Writes figures, and prints their paths."""
     request = run_flags.parse_plot(arguments)
     from flaxformer_lite.system import runtime
 
     runtime.start()
     from flaxformer_lite.plotting import run_plots
 
-    draw = {
+    plot_kind = {
         "attention": lambda: run_plots.attention(request.workdirs[0], request.text, request.output),
         "positions": lambda: run_plots.positions(request.workdirs[0], request.output),
         "schedule": lambda: run_plots.schedule(request.workdirs[0], request.output),
         "metrics": lambda: run_plots.metrics(request.workdirs, request.output),
     }[request.kind]
-    print(*draw(), sep="\n")
+    print(*plot_kind(), sep="\n")
     return 0
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Trains the points of a sweep, each in a process of its own."""
+    """Trains the points of a sweep, each in its own process."""
     from flaxformer_lite.cli import sweep_flags
 
     request = sweep_flags.parse_sweep(arguments)
@@ -227,7 +280,7 @@ def sweep(arguments: Sequence[str]) -> int:
 
 
 def sweep_report(arguments: Sequence[str]) -> int:
-    """Prints the table of a sweep, and writes it with pictures."""
+    """Prints the table of a sweep, and writes it with figures."""
     from flaxformer_lite.cli import sweep_flags
 
     folder = sweep_flags.parse_report(arguments)
@@ -240,26 +293,31 @@ def sweep_report(arguments: Sequence[str]) -> int:
 
 
 def import_(arguments: Sequence[str]) -> int:
-    """Makes a workdir of somebody else's weights."""
+    """Makes a run from the weights of another library."""
     from flaxformer_lite.cli import exchange_flags
 
     request = exchange_flags.parse_import(arguments)
     _use_cpu()
     from flaxformer_lite.exchange import from_marian
 
-    model = from_marian.import_run(request.folder, request.workdir, request.config, request.overrides)
+    model = from_marian.import_run(
+        request.folder, request.workdir, request.config, request.overrides
+    )
     print(
-        f"{request.workdir}: {request.folder}, {model.num_encoder_layers}+{model.num_decoder_layers} layers of "
+        f"{request.workdir}: {request.folder}, "
+        f"{model.num_encoder_layers}+{model.num_decoder_layers} layers of width "
         f"{model.d_model}, {model.vocab_size:,} tokens, as a run at step 0.\n"
         f"Translate with: flaxformer-lite translate --workdir={request.workdir}\n"
-        f"Train it with: flaxformer-lite train --workdir={request.workdir} --config.data.dataset=parallel_text "
-        "--config.data.train_files=A,B --config.data.validation_files=C,D --config.data.test_files=E,F"
+        f"Train it with: flaxformer-lite train --workdir={request.workdir} "
+        "--config.data.dataset=parallel_text "
+        "--config.data.train_files=A,B --config.data.validation_files=C,D "
+        "--config.data.test_files=E,F"
     )
     return 0
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Makes a folder for another engine of a workdir."""
+    """Writes the model of a run in the format of another library."""
     from flaxformer_lite.cli import exchange_flags
 
     request = exchange_flags.parse_export(arguments)
@@ -268,14 +326,18 @@ def export(arguments: Sequence[str]) -> int:
     from flaxformer_lite.exchange import exports
 
     run = trained.with_decode(trained.load(request.workdir, **request.model), request.decode)
-    options = {"kind": request.kind, "quantization": request.quantization, "license": request.license}
+    options = {
+        "kind": request.kind,
+        "quantization": request.quantization,
+        "license": request.license,
+    }
     exports.export(run, request.workdir, request.output, **options)
-    print(f"{request.output}: {run.origin} of {request.workdir}; its README.md says how to use it")
+    print(f"{request.output}: {run.origin} of {request.workdir}; its README.md shows how to use it")
     return 0
 
 
 def _use_cpu() -> None:
-    """For this process alone, not for those that it starts: it computes next to nothing, and they may compute much."""
+    """Restricts this process to the CPU, but not the processes that it starts."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -301,7 +363,10 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command and ends the process with its exit code: 2 for bad input, with one line that says what."""
+    """Runs one command, and ends the process with its exit code.
+
+    The code is 2 for bad input, with one line on standard error, and 1 for other failures.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(USAGE)

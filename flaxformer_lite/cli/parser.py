@@ -1,4 +1,4 @@
-"""The one parser of flags; one line on standard error and exit code 2 for whatever is wrong."""
+"""Parses flags. A wrong flag ends the process with exit code 2 and one line on standard error."""
 
 import os
 import sys
@@ -11,20 +11,21 @@ from flaxformer_lite.config_files import first_line
 
 
 def fail(message: str) -> NoReturn:
-    """One message on standard error, and the end of the process with exit code 2."""
+    """Prints one message on standard error, and ends the process with exit code 2."""
     complain(message)
     raise SystemExit(2)
 
 
 def complain(message: str) -> None:
-    """One message on standard error."""
+    """Prints one message on standard error."""
     print(f"error: {message}", file=sys.stderr, flush=True)
 
 
 def exit_now(code: int) -> NoReturn:
-    """Ends the process without waiting for threads, which may be inside XLA for long.
+    """Ends the process without waiting for threads, which may be in a long XLA compilation.
 
-    What cannot be written any more is told, unless nobody reads it, and the code is 1 then.
+    If standard output cannot be flushed, prints an error and the code is 1; a pipe that its reader
+    has closed is no error.
     """
     try:
         sys.stdout.flush()
@@ -44,11 +45,13 @@ def parse(
     usage: str,
     words: list[str] | None = None,
 ) -> flags.FlagValues:
-    """The flags that `define` defines, parsed from `arguments` (without the program's name).
+    """Returns the flags that `define` defines, parsed from `arguments` without the program's name.
 
-    What is no flag is added to `words`, or refused if there is no such list.
+    For --help, prints `usage` and the flags, and ends the process with exit code 0. For an unknown
+    or malformed flag, prints one line and ends it with 2.
 
-    Prints `usage` and ends with 0 for --help; ends with 2 and one line for a flag that is unknown or malformed.
+    Args:
+      words: receives the arguments that are not flags; None: they are refused.
     """
     values = flags.FlagValues()
     define(values)
@@ -58,7 +61,10 @@ def parse(
     try:
         rest = values(["program", *arguments], known_only=False)[1:]
     except flags.Error as error:
-        fail(f"{first_line(error).removeprefix('FATAL Flags parsing error: ')} (--help lists the flags)")
+        fail(
+            f"{first_line(error).removeprefix('FATAL Flags parsing error: ')} (--help lists the "
+            "flags)"
+        )
     if words is not None:
         words += rest
     elif rest:
@@ -67,11 +73,14 @@ def parse(
 
 
 def split_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(`--config.section.field=value` arguments, all others); 'field value' in two arguments is joined."""
-    overrides, others, waiting = [], [], iter(arguments)
-    for argument in waiting:
+    """Returns the `--config.section.field=value` arguments, and all others.
+
+    Joins an override that is split in two arguments, `--config.section.field` and `value`.
+    """
+    overrides, others, remaining = [], [], iter(arguments)
+    for argument in remaining:
         if argument.startswith(("--config.", "-config.")):
-            overrides.append(argument if "=" in argument else f"{argument}={next(waiting, '')}")
+            overrides.append(argument if "=" in argument else f"{argument}={next(remaining, '')}")
         else:
             others.append(argument)
     return overrides, others

@@ -1,62 +1,93 @@
-"""Flags that several commands share: which parameters of a run are used, where they lie, and how texts are written."""
+"""Flags that several commands share: decoding, parameters, ensembles and devices."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from absl import flags
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.system.errors import InputError
 
-DECODE = {  # every field of DecodeConfig: how its flag is defined, and what --help says
-    "method": (flags.DEFINE_string, "greedy, sample, beam or mask_predict"),
-    "beam_size": (flags.DEFINE_integer, "beam: hypotheses that are kept"),
-    "alpha": (flags.DEFINE_float, "beam: of the length penalty; higher: longer texts"),
-    "penalty": (flags.DEFINE_string, "beam: wu, or power as Hugging Face and CTranslate2 have it"),
-    "iterations": (flags.DEFINE_integer, "mask_predict: how often tokens are predicted"),
-    "length_candidates": (flags.DEFINE_integer, "mask_predict: lengths that are tried"),
-    "temperature": (flags.DEFINE_float, "sample: what logits are divided by"),
-    "top_k": (flags.DEFINE_integer, "sample: only the k likeliest tokens"),
-    "top_p": (flags.DEFINE_float, "sample: only the likeliest tokens of this share"),
-    "seed": (flags.DEFINE_integer, "sample: of the draws"),
-    "max_extra_length": (flags.DEFINE_integer, "most tokens beyond those of the source or prompt"),
-    "min_length": (flags.DEFINE_integer, "fewest tokens of a text"),
-    "no_repeat_ngram": (flags.DEFINE_integer, "n: no n tokens in a row occur twice in a text"),
-    "tokens_per_batch": (flags.DEFINE_integer, "input tokens decoded at once, with padding and for each beam"),
+DECODE = {  # every field of DecodeConfig: its type and its help text
+    "method": ("string", "decoding method: greedy, sample, beam or mask_predict"),
+    "beam_size": ("integer", "beam: hypotheses kept"),
+    "alpha": ("float", "beam: length penalty; higher values favour longer texts"),
+    "penalty": ("string", "beam: wu, or power as in Hugging Face and CTranslate2"),
+    "iterations": ("integer", "mask_predict: passes"),
+    "length_candidates": ("integer", "mask_predict: lengths tried"),
+    "temperature": ("float", "sample: divides the logits"),
+    "top_k": ("integer", "sample: only the k most probable tokens"),
+    "top_p": ("float", "sample: only the most probable tokens of this total probability"),
+    "seed": ("integer", "sample: seed"),
+    "max_extra_length": ("integer", "most tokens beyond the length of the source or prompt"),
+    "min_length": ("integer", "fewest tokens of a text"),
+    "no_repeat_ngram": ("integer", "n: no n-gram occurs more than once in a text"),
+    "tokens_per_batch": ("integer", "input positions decoded at once, with padding, per beam"),
 }
 
 
+class Define(NamedTuple):
+    """The functions of absl that define a flag, bound to one set of flags."""
+
+    string: Callable[..., object]
+    strings: Callable[..., object]  # may be given several times
+    list: Callable[..., object]  # separated by commas
+    integer: Callable[..., object]
+    float: Callable[..., object]
+    boolean: Callable[..., object]
+    enum: Callable[..., object]
+
+
+def define_in(values: flags.FlagValues) -> Define:
+    """Returns the functions that define flags in `values`."""
+    kinds = (
+        flags.DEFINE_string,
+        flags.DEFINE_multi_string,
+        flags.DEFINE_list,
+        flags.DEFINE_integer,
+        flags.DEFINE_float,
+        flags.DEFINE_boolean,
+        flags.DEFINE_enum,
+    )
+    return Define(*(functools.partial(kind, flag_values=values) for kind in kinds))
+
+
 def define_decode(values: flags.FlagValues) -> None:
-    """A flag for each field of `DecodeConfig`."""
-    for name, (define, text) in DECODE.items():
-        define(name, None, text, flag_values=values)
+    """Defines a flag for each field of `DecodeConfig`."""
+    define = define_in(values)._asdict()
+    for name, (kind, text) in DECODE.items():
+        define[kind](name, None, text)
 
 
 def decode_given(values: flags.FlagValues) -> dict[str, object]:
-    """The fields that were given."""
+    """Returns the fields of `DecodeConfig` that are given."""
     return {name: values[name].value for name in DECODE if values[name].value is not None}
 
 
 def define_model(values: flags.FlagValues) -> None:
-    """Which parameters of a run are used."""
-    average = "of checkpoints: last:N, best:N, or none; default: as the run's train.average"
-    flags.DEFINE_string("average", None, average, flag_values=values)
-    kinds = "raw, or ema: their moving average; default: ema where the run keeps one"
-    flags.DEFINE_enum("parameters", None, ["raw", "ema"], kinds, flag_values=values)
+    """Defines which parameters of a run are used."""
+    define = define_in(values)
+    average = "last:N, best:N or none; default: train.average of the run"
+    define.string("average", None, average)
+    parameters = "default: ema, the moving average, if the run has one"
+    define.enum("parameters", None, ["raw", "ema"], parameters)
 
 
 def define_together(values: flags.FlagValues) -> None:
-    """Which runs decide together, and how many devices hold each of their models together."""
-    devices = "devices that hold a model between them, each a part; 1: each holds all, and has texts of its own"
-    flags.DEFINE_integer("tensor", None, devices, lower_bound=1, flag_values=values)
-    others = "folders of other runs, whose models decide together with this one's: the mean of their probabilities"
-    flags.DEFINE_multi_string("ensemble", None, others, flag_values=values)
+    """Defines an ensemble of runs, and how many devices share a model."""
+    define = define_in(values)
+    tensor = "devices that share one copy of the model; 1: each device has a copy"
+    define.integer("tensor", None, tensor, lower_bound=1)
+    ensemble = "folders of other runs, W2,W3, to average probabilities with"
+    define.strings("ensemble", None, ensemble)
 
 
 def model_given(values: flags.FlagValues) -> dict[str, object]:
-    """`average`, `parameters`, `ensemble` and `tensor`, if they were given.
+    """Returns `average`, `parameters`, `ensemble` and `tensor`, if they are given.
 
     Raises:
-      InputError: an average that is none, or an ensemble of nothing.
+      InputError: the average has another form, or the ensemble has an empty name.
     """
     if values.average not in (None, "none"):
         config_lib.parse_average("--average", values.average)
@@ -66,10 +97,12 @@ def model_given(values: flags.FlagValues) -> dict[str, object]:
         return given
     others = listed(values.ensemble)
     if not all(others):
-        raise InputError(f"--ensemble: expected folders of runs, W2,W3 and so on, got {','.join(others)!r}.")
+        raise InputError(
+            f"--ensemble: expected folders of runs, W2,W3 and so on, got {','.join(others)!r}."
+        )
     return given | {"ensemble": others}
 
 
 def listed(given: Sequence[str]) -> list[str]:
-    """What a flag lists, with commas or given several times."""
+    """Returns the values of a flag that may be given several times, each with commas."""
     return [name for names in given for name in names.split(",")]

@@ -1,7 +1,8 @@
-"""`python -m flaxformer_lite.cli.sweep_child PIPE LOCK ...`: `train ...`, ended when the other end of PIPE is closed.
+"""`python -m flaxformer_lite.cli.sweep_child PIPE LOCK ...`: runs `train ...` for a sweep.
 
-The system closes it when the sweep that started the run dies, however it dies. No run goes on without its sweep: the
-next start of the sweep would train in the same folder.
+The process ends when the other end of PIPE is closed. The operating system closes it when the
+sweep's process dies for any reason. A run must not outlive its sweep: the next start of the sweep
+trains in the same folder.
 """
 
 import os
@@ -14,16 +15,16 @@ from flaxformer_lite.system import storage
 
 
 def main() -> None:
-    """Trains while the sweep lives, alone in its folder."""
+    """Trains while the sweep runs, with the folder's lock held."""
     pipe, lock, *arguments = sys.argv[1:]
-    threading.Thread(target=_end_with, args=(int(pipe),), daemon=True).start()
+    threading.Thread(target=_exit_with_sweep, args=(int(pipe),), daemon=True).start()
     with storage.locked(Path(lock)):
         commands.main(["train", *arguments])
 
 
-def _end_with(pipe: int) -> None:
+def _exit_with_sweep(pipe: int) -> None:
     os.read(pipe, 1)
-    os._exit(137)  # at once, as SIGKILL would: checkpoints are whole at any time
+    os._exit(137)  # at once, as SIGKILL would; checkpoints are complete at any time
 
 
 if __name__ == "__main__":

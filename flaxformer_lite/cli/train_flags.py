@@ -1,4 +1,4 @@
-"""The flags of `train` and `plan`."""
+"""Flags of `train` and `plan`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,49 +10,52 @@ from absl import flags
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import config_files
 from flaxformer_lite.cli import parser
+from flaxformer_lite.cli.shared_flags import define_in
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.system.accelerators import ACCELERATORS, FORMER_NAMES
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 
-MOST_DEVICES = 16_384  # that are planned for
+MOST_DEVICES = 16_384  # of `plan`
 
 
 class TrainRequest(NamedTuple):
-    """What `train` was asked to do."""
+    """Arguments of `train`."""
 
     config: config_lib.Config
-    workdir: Path | None  # None: none was named
-    new_workdir: Path  # the folder for a run without a name
-    processes: tuple[str | None, int | None, int | None]  # coordinator address, number of processes, own number
+    workdir: Path | None
+    new_workdir: Path  # used if `workdir` is None
+    processes: tuple[str | None, int | None, int | None]  # coordinator, count, index of this one
 
 
 class PlanRequest(NamedTuple):
-    """What `plan` was asked to do."""
+    """Arguments of `plan`."""
 
     config: config_lib.Config
-    devices: list[int]  # several: the batch grows with them
+    devices: list[int]  # several: the batch grows in proportion
     accelerator: str
-    decode: bool  # in place of a training step
-    all: bool  # shapes of batches, not the longest alone
-    options: dict[str, object]  # `slices` and `utilization`, if they were given
+    decode: bool  # plan decoding, not a training step
+    all: bool  # plan every batch shape, not only the longest
+    options: dict[str, object]  # `slices` and `utilization`, if they are given
 
 
 def parse_train(arguments: Sequence[str]) -> TrainRequest:
-    """Flags of `train`: the config is the named one, else that of the run in the workdir, else `default`.
+    """Parses the flags of `train`.
+
+    Without --config, the config is that of the run in the workdir, or else `default`.
 
     Raises:
       InputError: the config or an override is wrong.
     """
 
     def define(values: flags.FlagValues) -> None:
-        flags.DEFINE_string("config", None, "a config file, or the name of a shipped one", flag_values=values)
-        flags.DEFINE_string("workdir", None, "folder of the run; default: a new one under runs/", flag_values=values)
-        flags.DEFINE_string("coordinator_address", None, "HOST:PORT of process 0", flag_values=values)
-        flags.DEFINE_integer(
-            "num_processes", None, "processes of this run; 1 alone: it looks for no others", flag_values=values
-        )
-        flags.DEFINE_integer("process_id", None, "number of this process, from 0", flag_values=values)
+        flag = define_in(values)
+        flag.string("config", None, "config file, or the name of a shipped one")
+        flag.string("workdir", None, "folder of the run; default: a new one under runs/")
+        flag.string("coordinator_address", None, "HOST:PORT of process 0")
+        processes = "processes of this run; 1: do not look for others"
+        flag.integer("num_processes", None, processes)
+        flag.integer("process_id", None, "index of this process, from 0")
 
     usage = "usage: train [--config=X] [--workdir=W] [--config.section.field=value ...]"
     values, config, name = _parse_config(arguments, define, usage)
@@ -66,52 +69,66 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
 
 
 def parse_plan(arguments: Sequence[str]) -> PlanRequest:
-    """Flags of `plan`: a config as `train` takes it, and what it is planned for.
+    """Parses the flags of `plan`: a config as for `train`, and the devices to plan for.
 
     Raises:
-      InputError: as `parse_train`.
+      InputError: the config, an override, or the devices are wrong.
     """
 
     def define(values: flags.FlagValues) -> None:
-        flags.DEFINE_string("config", None, "a config file, or the name of a shipped one", flag_values=values)
-        flags.DEFINE_string("workdir", None, "a run, whose config is planned", flag_values=values)
-        flags.DEFINE_list("devices", ["8"], "how many there would be; several: how it scales", flag_values=values)
+        flag = define_in(values)
+        flag.string("config", None, "config file, or the name of a shipped one")
+        flag.string("workdir", None, "folder of a run: plan its config")
+        flag.list("devices", ["8"], "number of devices; several, 8,16,32: show how it scales")
         names = [*sorted(ACCELERATORS), *FORMER_NAMES]
-        flags.DEFINE_enum("accelerator", "h100", names, "kind of the devices", flag_values=values)
-        slices = "how many slices of TPUs these devices would be; default: 1"
-        flags.DEFINE_integer("slices", None, slices, lower_bound=1, flag_values=values)
-        flags.DEFINE_bool("decode", False, "plan decoding, by the config's method", flag_values=values)
-        flags.DEFINE_bool("all", False, "each shape of batch, not the longest alone", flag_values=values)
-        share = "share of the peak that matrix products are assumed to reach where no compiler estimates; default: 0.4"
-        flags.DEFINE_float("utilization", None, share, lower_bound=0.01, upper_bound=1, flag_values=values)
+        flag.enum("accelerator", "h100", names, "type of the devices")
+        flag.integer("slices", None, "TPU slices of the devices; default: 1", lower_bound=1)
+        flag.boolean("decode", False, "plan decoding by the method of the config, not training")
+        flag.boolean("all", False, "plan every batch shape, not only the longest")
+        share = "assumed share of peak FLOP/s without a compiler; default: 0.4"
+        flag.float("utilization", None, share, lower_bound=0.01, upper_bound=1)
 
     usage = (
-        "usage: plan [--config=X | --workdir=W] [--devices=8] [--accelerator=h100] [--slices=1] [--all] [--decode] "
-        "[--config.section.field=value ...]"
+        "usage: plan [--config=X | --workdir=W] [--devices=8] [--accelerator=h100] [--slices=1]\n"
+        "       [--all] [--decode] [--config.section.field=value ...]"
     )
     values, config, _ = _parse_config(arguments, define, usage)
-    if values.workdir and (values.config is not None or not workdir_lib.has_run(values.workdir)):
-        expected = "a run, or a config" if values.config is not None else "the workdir of a run"
-        raise InputError(f"--workdir={values.workdir}: expected {expected}; name one of them that is there.")
-    if not values.devices or not all(count.isdecimal() and 0 < int(count) <= MOST_DEVICES for count in values.devices):
+    if values.workdir and values.config is not None:
+        raise InputError(f"--workdir={values.workdir}: expected this or --config, got both.")
+    if values.workdir and not workdir_lib.has_run(values.workdir):
         raise InputError(
-            f"--devices: expected a number from 1 to {MOST_DEVICES:,}, or several with commas, got {values.devices}."
+            f"--workdir={values.workdir}: expected the workdir of a run, but it has no config.json."
+        )
+    if not values.devices or not all(
+        count.isdecimal() and 0 < int(count) <= MOST_DEVICES for count in values.devices
+    ):
+        raise InputError(
+            f"--devices: expected a number from 1 to {MOST_DEVICES:,}, or several with commas, "
+            f"got {values.devices}."
         )
     if values.all and (values.decode or len(values.devices) > 1):
-        raise InputError("--all: applies only to a training step on one number of --devices; leave it out.")
+        raise InputError(
+            "--all: applies only to a training step on one number of --devices; leave it out."
+        )
     if values.decode and len(values.devices) > 1:
         raise InputError("--decode: requires one number of --devices; choose one.")
     name = FORMER_NAMES.get(values.accelerator, values.accelerator)
     if name != values.accelerator:
         print(f"warning: --accelerator={values.accelerator}: renamed to {name}", file=sys.stderr)
-    given = {each: values[each].value for each in ("slices", "utilization") if values[each].value is not None}
-    return PlanRequest(config, list(map(int, values.devices)), name, values.decode, values.all, given)
+    given = {
+        each: values[each].value
+        for each in ("slices", "utilization")
+        if values[each].value is not None
+    }
+    return PlanRequest(
+        config, list(map(int, values.devices)), name, values.decode, values.all, given
+    )
 
 
 def _parse_config(
     arguments: Sequence[str], define: Callable[[flags.FlagValues], None], usage: str
 ) -> tuple[flags.FlagValues, config_lib.Config, str]:
-    """The flags, the config that they name with its overrides, and the name of its file."""
+    """Returns the flags, their config with overrides, and the name of the config."""
     overrides, others = parser.split_overrides(arguments)
     values = parser.parse(others, define, usage=usage)
     name = "default"

@@ -1,1 +1,1 @@
-"""From a TFDS name to token batches: builders, tokenizer, batch plan and loader."""
+"""Datasets as token batches: builders, tokenizer, batch plan and loader."""

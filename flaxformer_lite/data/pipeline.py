@@ -1,10 +1,10 @@
-"""From the config to all that a run reads: examples as ids and, where they are needed, as text; tokenizer and plan."""
+"""The data of a run from its config: examples as ids, and as text if needed; tokenizer; plan."""
 
 import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -18,30 +18,31 @@ from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.tokens import store, subwords, tokenizer
-from flaxformer_lite.data.tokens.subwords import Drawing
+from flaxformer_lite.data.tokens.subwords import SubwordSampler
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.fields import BOS, OWN_TEXT
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 
 ROLES = ("train", "validation", "test")
-READ_AT_ONCE = 8192  # examples held as text where a split is not held as a whole
+READ_AT_ONCE = 8192  # examples in memory as text, if a split is not in memory as a whole
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One split of a dataset; where its texts are not in memory, there is a reader of them."""
+    """One split of a dataset. If `texts` is None, `reader` reads them."""
 
     texts: Examples | None
     tokens: Tokens
     plan: BatchPlan | PackedPlan
     reader: Reader | None = None
-    drawing: Drawing | None = None  # where ids are drawn anew each epoch
+    drawing: SubwordSampler | None = None  # samples other ids in each epoch; None: fixed ids
 
     def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of each example of `step`'s global batch, source and target, with their ends; 0 on a missing side.
+        """Returns the token counts of source and target for each example of the batch of `step`.
 
-        Where ids are drawn anew, those of the usual ones.
+        The counts include the end symbols, and are 0 on a missing side. With subword sampling, they
+        are the counts of the usual ids. The batch is the global one.
         """
         examples, _ = self.plan.span(step, step + 1)
         sides = self.tokens.sides()
@@ -54,10 +55,10 @@ class Split:
 
     @functools.cached_property
     def text_bytes(self) -> int:
-        """UTF-8 bytes of the target texts that the plan uses: what a loss in bits per byte is divided by."""
-        return sum(len(text.encode()) for text in self._used_targets())
+        """UTF-8 bytes of the target texts in the plan, the divisor of a loss in bits per byte."""
+        return sum(len(text.encode()) for text in self._usable_targets())
 
-    def _used_targets(self) -> Iterator[str]:
+    def _usable_targets(self) -> Iterator[str]:
         used = self.plan.usable
         if self.texts is not None:
             yield from (self.texts.target[i] for i in used)
@@ -68,40 +69,45 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What training reads."""
+    """The data of a training run."""
 
     tokenizer: Tokenizer
     train: Split
     validation: Split
-    label_names: list[str] | None  # of a classifier
+    label_names: list[str] | None  # None unless the model is a classifier
     fingerprint: str  # of the training ids and their order
 
 
 def open_dataset(config: Config) -> Dataset:
-    """The dataset of `config.data`, as the model's architecture reads it, with those it is measured on.
+    """Returns the dataset of `config.data` with its validation and test datasets.
 
     Raises:
-      InputError: as `Dataset`; also if another dataset to measure on has not the same languages or labels.
+      InputError: as `Dataset`; or the languages or labels of another dataset to evaluate on differ.
     """
-    data, options = config.data, {"architecture": config.model.architecture, "text_features": config.data.text_features}
-    own_text = _own_text(config, data.dataset, None)
-    options_of_main = {"source_language": data.source_language, "languages": data.languages, "own_text": own_text}
-    dataset = Dataset(data.dataset, **options, **options_of_main)
+    data = config.data
+    options = dict(architecture=config.model.architecture, text_features=data.text_features)
+    dataset = Dataset(
+        data.dataset,
+        **options,
+        source_language=data.source_language,
+        languages=data.languages,
+        own_text=_own_text(config, data.dataset, None),
+    )
     for role, name in (("validation", data.validation_dataset), ("test", data.test_dataset)):
         if name not in (None, data.dataset):
             try:
                 own_text = _own_text(config, name, dataset.label_names)
                 other = Dataset(name, **options, languages=dataset.sides, own_text=own_text)
-            except InputError as error:  # which is about the dataset that is trained on
-                known = error.where in ("config.data.dataset", "config.data.languages")
-                message = error.what if known else str(error)
+            except InputError as error:  # it names the fields of the training dataset
+                is_general = error.where in ("config.data.dataset", "config.data.languages")
+                message = error.what if is_general else str(error)
                 raise InputError(message, where=f"config.data.{role}_dataset") from error
             dataset.add_part(role, other)
     return dataset
 
 
 def _check_files(data: DataConfig) -> None:
-    """Of text of one's own, whatever is read has files, and whatever has files is read."""
+    """Raises InputError if a split of custom text has no files, or files belong to no split."""
     datasets = {role: getattr(data, f"{role}_dataset", None) or data.dataset for role in ROLES}
     for role, dataset in datasets.items():
         split, files = getattr(data, f"{role}_split"), getattr(data, f"{role}_files")
@@ -110,18 +116,19 @@ def _check_files(data: DataConfig) -> None:
             continue
         if files and role not in read:
             raise InputError(
-                f"config.data.{role}_files: data.{role}_split = {split!r} reads none of them; leave one of the two out."
+                f"config.data.{role}_files: data.{role}_split = {split!r} does not read these "
+                "files; leave one of the two out."
             )
         for name in read:
             if datasets[name] != dataset or not getattr(data, f"{name}_files"):
                 raise InputError(
-                    f"config.data.{role}_split: {split!r} is what data.{name}_files hold, and there are none; set "
-                    "them, or take a slice of others, such as train[-2000:]."
+                    f"config.data.{role}_split: {split!r} reads data.{name}_files, which are not "
+                    "set; set them, or use a slice of another split, such as train[-2000:]."
                 )
 
 
 def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnText | None:
-    """The files of the dataset `name`, which are those of the splits that are read from it; None if it has none."""
+    """Returns the files of the splits of dataset `name`; None if it is not custom text."""
     data = config.data
     if name not in OWN_TEXT:
         return None
@@ -130,10 +137,13 @@ def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnTe
         "validation": (data.validation_dataset or data.dataset, data.validation_files),
         "test": (data.test_dataset or data.dataset, data.test_files),
     }
-    chosen = tuple(part.strip() for part in data.text_features.split(",")) if data.text_features else ()
+    features = data.text_features.split(",") if data.text_features else ()
+    chosen = tuple(feature.strip() for feature in features)
     return OwnText(
         kind=name,
-        files={split: paths for split, (dataset, paths) in files.items() if dataset == name and paths},
+        files={
+            split: paths for split, (dataset, paths) in files.items() if dataset == name and paths
+        },
         names=data.languages if name == "parallel_text" else chosen,
         labels=label_names and tuple(label_names),
         longest_line=data.longest_line,
@@ -142,21 +152,21 @@ def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnTe
 
 
 def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -> Split:
-    """A split by its TFDS name, tokenised and planned, with its texts in memory.
+    """Returns a split by its TFDS name, tokenised and planned, with its texts in memory.
 
     Raises:
-      InputError: there is no such split, or no example in it fits the batches.
+      InputError: the split does not exist, or none of its examples fits the batches.
     """
     return make_split(dataset.read(name), tokens, config)
 
 
 def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) -> Split:
-    """What the config measures 'validation' or 'test' on, its ids from where they are stored, as in `stored_split`.
+    """Returns the 'validation' or 'test' split of the config, with stored ids as `stored_split`.
 
-    The texts of translations are in memory, to compare with; others stay where they are.
+    The texts of translations are in memory as references; other texts are not.
 
     Raises:
-      InputError: there is no such split, or no example in it fits the batches.
+      InputError: the split does not exist, or none of its examples fits the batches.
     """
     part, name = dataset.part(role), getattr(config.data, f"{role}_split")
     reader = part.reader(name)
@@ -164,14 +174,18 @@ def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) ->
     if config.model.architecture == "encoder_decoder":
         texts = part.read(name)
         if texts.kept is not None:
-            examples = Tokens(**{side: ids.take(texts.kept) for side, ids in examples.sides().items()})
+            examples = Tokens(
+                **{side: ids.take(texts.kept) for side, ids in examples.sides().items()}
+            )
     return Split(texts, examples, _plan(*examples.lengths(), config), reader)
 
 
 def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
-    """`texts` tokenised and planned; raises InputError if no example fits the batches."""
-    given = {"source": texts.source, "target": texts.target}
-    source, target = (None if part is None else tokens.encode(part, side=side) for side, part in given.items())
+    """Returns `texts` tokenised and planned; raises InputError if no example fits the batches."""
+    source, target = (
+        None if part is None else tokens.encode(part, side=side)
+        for side, part in (("source", texts.source), ("target", texts.target))
+    )
     if source is not None and _start(config):
         source = [np.concatenate([_start(config), ids]).astype(np.int32) for ids in source]
     examples = Tokens(source, target, texts.label)
@@ -179,27 +193,30 @@ def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
 
 
 def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -> Split:
-    """A split to train on: its ids are mapped from where they are stored, its texts stay where they are.
+    """Returns a split to train on, with memory-mapped ids and without texts in memory.
 
     Raises:
-      InputError: no example in the split fits the batches.
+      InputError: no example of the split fits the batches.
     """
     reader = dataset.reader(name)
     examples = _stored(reader, tokens, config)
-    lengths, drawing = dict(zip(("source", "target"), examples.lengths(), strict=True)), None
+    lengths, sampler = dict(zip(("source", "target"), examples.lengths(), strict=True)), None
     if config.data.subword_sampling:
-        how = dict(kind=config.data.tokenizer, strength=config.data.subword_sampling, seed=config.data.seed)
-        drawing = Drawing(reader, tokens, start=_start(config), **how)
+        options = dict(
+            kind=config.data.tokenizer, strength=config.data.subword_sampling, seed=config.data.seed
+        )
+        sampler = SubwordSampler(reader, tokens, start=_start(config), **options)
         longest = config.data.buckets[-1] - 1
-        for side, growth in drawing.head_room(examples.sides(), longest).items():
+        for side, growth in sampler.growth(examples.sides(), longest).items():
             lengths[side] = subwords.planned(lengths[side], growth, longest)
-    return Split(None, examples, _plan(*lengths.values(), config), reader, drawing)
+    return Split(None, examples, _plan(*lengths.values(), config), reader, sampler)
 
 
 def _stored(reader: Reader, tokens: Tokenizer, config: Config) -> Tokens:
-    """The ids of all examples, mapped from files, or in memory where none can be written.
+    """Returns the ids of all examples, memory-mapped, or in memory if no folder is writable.
 
-    Process 0 stores what is not stored yet; where the others do not see what it has written, they do the same.
+    Process 0 stores missing ids first. A process that cannot see the files of process 0 stores the
+    ids itself.
     """
     if jax.process_count() > 1:
         multihost.by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)))
@@ -209,7 +226,7 @@ def _stored(reader: Reader, tokens: Tokenizer, config: Config) -> Tokens:
 
 
 def _start(config: Config) -> tuple[int, ...]:
-    """A text to classify starts with the start symbol, whose vector may stand for the whole text."""
+    """Returns the ids at the start of a source: BOS for a classifier, which can pool its vector."""
     return (BOS,) if config.model.architecture == "encoder_classifier" else ()
 
 
@@ -217,7 +234,9 @@ def _plan(
     source_length_N: np.ndarray | None, target_length_N: np.ndarray | None, config: Config
 ) -> BatchPlan | PackedPlan:
     data = config.data
-    make = PackedPlan if data.packing else functools.partial(BatchPlan, num_buckets=data.num_buckets)
+    make = (
+        PackedPlan if data.packing else functools.partial(BatchPlan, num_buckets=data.num_buckets)
+    )
     return make(
         source_length_N,
         target_length_N,
@@ -229,50 +248,61 @@ def _plan(
 
 
 def vocabulary_texts(reader: Reader, count: int) -> list[str]:
-    """At most `count` texts at even distances, of all sources and then all targets; no others are read."""
+    """Returns at most `count` evenly spaced texts of all sources, then all targets.
+
+    Reads only the returned texts.
+    """
     sides = [side for side in ("source", "target") if side in reader.columns]
     total, texts = len(sides) * len(reader), []
-    places = np.arange(min(count, total)) * total // max(1, min(count, total))
+    chosen = np.arange(min(count, total)) * total // max(1, min(count, total))
     for number, side in enumerate(sides):
-        examples = places[places // max(1, len(reader)) == number] - number * len(reader)
+        examples = chosen[chosen // max(1, len(reader)) == number] - number * len(reader)
         for first in range(0, len(examples), READ_AT_ONCE):
             texts += getattr(reader(examples[first : first + READ_AT_ONCE]), side)
     return texts
 
 
-def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, unproved: bool) -> None:
-    """Process 0 trains the tokenizer if `path` does not exist, or to compare with one that is `unproved`.
+def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, verify: bool) -> None:
+    """Trains the tokenizer in process 0 if `path` does not exist.
+
+    Args:
+      verify: whether to train an existing tokenizer again, and compare the result.
 
     Raises:
-      InputError: it cannot be trained, or is another.
+      InputError: the tokenizer cannot be trained, or the existing one differs.
     """
 
     def provide() -> None:
-        if path.exists() and not unproved:
+        if path.exists() and not verify:
             return
-        texts = vocabulary_texts(dataset.reader(config.data.train_split), config.data.vocabulary_sample)
+        texts = vocabulary_texts(
+            dataset.reader(config.data.train_split), config.data.vocabulary_sample
+        )
         options = {"vocab_size": config.data.vocab_size, "kind": config.data.tokenizer}
         if not path.exists():
             tokenizer.train(texts, path, **options)
         elif tokenizer.trained(texts, **options) != path.read_bytes():
             raise InputError(
-                f"{path}: not what the text of {config.data.train_split!r} gives now, and no checkpoint needs it yet; "
-                "put the old text back, or delete it, which makes a new one."
+                f"{path}: not what the text of {config.data.train_split!r} gives now, and no "
+                "checkpoint needs it yet; put the old text back, or delete it, which makes a new "
+                "one."
             )
 
     multihost.by_process_0(provide)
 
 
-def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool = False) -> Data:
-    """Prepares and reads the dataset; process 0 trains the tokenizer if `tokenizer_path` does not exist.
+def load(
+    config: Config, dataset: Dataset, tokenizer_path: Path, verify_tokenizer: bool = False
+) -> Data:
+    """Prepares and reads the dataset; trains the tokenizer if `tokenizer_path` does not exist.
 
     Args:
-      unproved: whether a tokenizer that exists is of an earlier start, and no checkpoint tells of what text: it is
-        trained once more, to see.
+      verify_tokenizer: whether to train an existing tokenizer again and compare: it is from an
+        earlier start, and no checkpoint records its text.
 
     Raises:
-      InputError: a split is missing, has no labels, or holds nothing to train on, or the tokenizer is of other text.
-        What one of several processes raises before they have waited for each other for the last time, all raise.
+      InputError: a split is missing, has no labels, or has no usable example; or the tokenizer is
+        of other text. If one of several processes raises it before their last barrier, all do.
     """
     loader.import_grain()
     splits = {role: getattr(config.data, f"{role}_split") for role in ROLES}
@@ -282,32 +312,46 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, unproved: bool 
         dataset.prepare()
         for role, name in splits.items():
             dataset.part(role).check_split(name)
-        for role in ("validation", "test"):
-            shared = dataset.shared(splits["train"], splits[role]) if dataset.part(role) is dataset else 0
-            if shared and jax.process_index() == 0:
-                logging.warning(
-                    "config.data.%s_split: %s has %s examples that %s has too: the model is trained on what it is "
-                    "measured by.",
-                    role,
-                    splits[role],
-                    f"{shared:,}",
-                    splits["train"],
-                )
+        _warn_of_overlap(dataset, splits)
 
     multihost.together(prepare)
-    provide_tokenizer(config, dataset, tokenizer_path, unproved=unproved)
+    provide_tokenizer(config, dataset, tokenizer_path, verify=verify_tokenizer)
     tokens = multihost.together(lambda: tokenizer.load(tokenizer_path))
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_part(dataset, "validation", tokens, config)
-    return Data(tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan))
+    return Data(
+        tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan)
+    )
 
 
-def batches(split: Split, *, num_steps: int | None = None, part: tuple[int, int] = (0, 1)) -> Batches:
-    """The batches of `split`, all rows or part i of n, `part` = (i, n); `num_steps` None: of one epoch."""
+def _warn_of_overlap(dataset: Dataset, splits: Mapping[str, str]) -> None:
+    """Warns of examples that are both trained and evaluated on."""
+    for role in ("validation", "test"):
+        if dataset.part(role) is not dataset or jax.process_index() != 0:
+            continue
+        if shared := dataset.shared(splits["train"], splits[role]):
+            logging.warning(
+                "config.data.%s_split: %s has %s examples that %s has too: the model is evaluated "
+                "on training examples.",
+                role,
+                splits[role],
+                f"{shared:,}",
+                splits["train"],
+            )
+
+
+def batches(
+    split: Split, *, num_steps: int | None = None, part: tuple[int, int] = (0, 1)
+) -> Batches:
+    """Returns the batches of `split`: part i of n of the rows, `part` = (i, n).
+
+    Args:
+      num_steps: the number of batches; None: one epoch.
+    """
     return Batches(
         split.tokens,
         split.plan,
         num_steps=split.plan.steps_per_epoch if num_steps is None else num_steps,
         part=part,
-        draw=split.drawing,
+        sample=split.drawing,
     )

@@ -1,1 +1,1 @@
-"""Turning a trained model into sequences of tokens."""
+"""Decoding: from a trained model to sequences of tokens."""

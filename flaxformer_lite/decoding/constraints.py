@@ -1,18 +1,22 @@
-"""Tokens that may not come next: their logits, or log-probabilities, become -inf."""
+"""Constraints on the next token: the logits, or log-probabilities, of forbidden tokens are -inf."""
 
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK, DecodeConfig
 
 IN_NO_TEXT = PAD, BOS, UNK  # no method generates these
 
 
-def constrain(config: DecodeConfig, logits: jax.Array, ids: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns `logits` (..., V) with -inf for what may not follow the first `index` of `ids` (..., T)."""
+def constrain(
+    config: DecodeConfig, logits: jax.Array, ids: jax.Array, index: jax.Array
+) -> jax.Array:
+    """Returns `logits` (..., V) with -inf for each token that `config` forbids next.
+
+    `ids` (..., T): the first `index` of them are the text so far.
+    """
     logits = forbid(logits, IN_NO_TEXT)
     if config.no_repeat_ngram is not None:
         logits = no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram)
@@ -28,14 +32,14 @@ def forbid(logits: jax.Array, tokens: Sequence[int]) -> jax.Array:
 
 
 def force(logits: jax.Array, token: jax.Array) -> jax.Array:
-    """Returns `logits` (..., V) with -inf for all but `token` (...)."""
+    """Returns `logits` (..., V) with -inf for all tokens except `token` (...)."""
     return jnp.where(jax.nn.one_hot(token, logits.shape[-1], dtype=bool), logits, -jnp.inf)
 
 
 def no_early_end(logits: jax.Array, length: jax.Array, *, min_length: int, end: int) -> jax.Array:
     """Returns `logits` (..., V) with -inf for the end symbol after fewer than `min_length` tokens.
 
-    Unless no other token may come. `length`: the number of tokens so far.
+    The end symbol stays if no other token is allowed. `length`: the number of tokens so far.
     """
     others = forbid(logits, [end])
     too_short = (length < min_length) & (others > -jnp.inf).any(axis=-1, keepdims=True)
@@ -43,19 +47,22 @@ def no_early_end(logits: jax.Array, length: jax.Array, *, min_length: int, end: 
 
 
 def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int) -> jax.Array:
-    """Returns `logits` (..., V) with -inf for each token that would repeat an n-gram of the text. Paulus 2018.
+    """Returns `logits` (..., V) with -inf for each token that would repeat an n-gram. Paulus 2018.
 
     `ids` (..., T): the first `length` of them are the text so far.
     """
     starts = ids.shape[-1] - n + 1
     if starts < 1:
         return logits
-    remaining = length - jax.lax.broadcasted_iota(jnp.int32, (*ids.shape[:-1], starts), ids.ndim - 1)
-    again = remaining >= n  # the n-gram that starts there is in the text,
-    for i in range(n - 1):  # and begins with the last n - 1 tokens of the text
-        last = jax.lax.dynamic_index_in_dim(ids, length - n + 1 + i, axis=-1)  # any token, in a shorter text
-        again &= ids[..., i : i + starts] == last
+    start = jax.lax.broadcasted_iota(jnp.int32, (*ids.shape[:-1], starts), ids.ndim - 1)
+    # Whether the n-gram from `start` is within the text and its first n - 1 tokens are the last
+    # n - 1 of the text. In a text of fewer tokens, no n-gram is within the text.
+    repeated = length - start >= n
+    for i in range(n - 1):
+        last = jax.lax.dynamic_index_in_dim(ids, length - n + 1 + i, axis=-1)
+        repeated &= ids[..., i : i + starts] == last
     V = logits.shape[-1]
-    token_XT = jnp.where(again, ids[..., n - 1 :], V).reshape(-1, starts)  # V: none
+    token_XT = jnp.where(repeated, ids[..., n - 1 :], V).reshape(-1, starts)  # V: none
     row_X1 = jnp.arange(token_XT.shape[0])[:, None]
-    return logits.reshape(-1, V).at[row_X1, token_XT].set(-jnp.inf, mode="drop").reshape(logits.shape)
+    logits_XV = logits.reshape(-1, V).at[row_X1, token_XT].set(-jnp.inf, mode="drop")
+    return logits_XV.reshape(logits.shape)

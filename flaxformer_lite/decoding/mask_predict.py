@@ -1,6 +1,8 @@
-"""Mask-predict: all tokens of a text at once, the least probable ones again. Ghazvininejad 2019. Needs no model.
+"""Mask-predict: all tokens of a text in parallel, in a few iterations. Ghazvininejad 2019.
 
-C  candidates, texts of different lengths of which the best is taken      T  most tokens of a text
+This module does not depend on a model. Dimensions:
+
+    C  candidates of a row, texts of different lengths      T  most tokens of a text
 """
 
 from collections.abc import Callable
@@ -12,21 +14,21 @@ from flaxformer_lite.fields import PAD
 
 NONE = -jnp.inf  # the score of a candidate that does not exist
 
-# Ids (B, C, T), some of them masked -> the most probable token of every position, and its log-probability.
+# Ids (B, C, T), some masked -> the most probable token of each position, and its log-probability.
 Predict = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def most_probable_lengths(
     logits_BL: jax.Array, shortest: int, limit_B: jax.Array, *, count: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the `count` most probable lengths of each row and their log-probabilities, best first: (B, count) each.
+    """Returns the most probable lengths of each row, best first, and their log-probabilities.
 
-    0 where there are fewer. Section 3.3.
+    Both are (B, count), with 0 for a length that does not exist. Section 3.3.
 
     Args:
       logits_BL: of the lengths 0 to L - 1.
-      shortest: no length is less than this, unless `limit_B` is, and none is 0.
-      limit_B: no length is more than this; 0: an unused row.
+      shortest: the minimum length, or `limit_B` if that is less; at least 1.
+      limit_B: the maximum length; 0: an unused row.
     """
     length_1L = jnp.arange(logits_BL.shape[1])[None]
     lowest_B1 = jnp.maximum(jnp.minimum(shortest, limit_B), 1)[:, None]
@@ -38,14 +40,19 @@ def most_probable_lengths(
 
 
 def masked_count(length: jax.Array, step: jax.Array, iterations: int) -> jax.Array:
-    """How many of `length` tokens are masked before prediction number `step`, from 0: all, then fewer. Section 3.1."""
+    """Returns how many of `length` tokens are masked in iteration `step`, from 0. Section 3.1."""
     return length * (iterations - step) // iterations
 
 
 def least_probable(log_prob_XT: jax.Array, length_X: jax.Array, count_X: jax.Array) -> jax.Array:
-    """Which places hold the `count_X` lowest of the first `length_X` numbers: bool (..., T); of equals the first."""
-    in_text_XT = jax.lax.broadcasted_iota(jnp.int32, log_prob_XT.shape, log_prob_XT.ndim - 1) < length_X[..., None]
-    rank_XT = jnp.argsort(jnp.argsort(jnp.where(in_text_XT, log_prob_XT, jnp.inf), axis=-1), axis=-1)
+    """Returns a mask, bool (..., T), of the `count_X` lowest of the first `length_X` values.
+
+    Of equal values the first is lower.
+    """
+    shape, axis = log_prob_XT.shape, log_prob_XT.ndim - 1
+    in_text_XT = jax.lax.broadcasted_iota(jnp.int32, shape, axis) < length_X[..., None]
+    order_XT = jnp.argsort(jnp.where(in_text_XT, log_prob_XT, jnp.inf), axis=-1)
+    rank_XT = jnp.argsort(order_XT, axis=-1)
     return (rank_XT < count_X[..., None]) & in_text_XT
 
 
@@ -59,35 +66,40 @@ def mask_predict(
     mask: int,
     end: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """The best candidate of each row: ids (B, T) with the end symbol, and its score (B,). Section 3.
+    """Returns the best candidate of each row, ids (B, T), and its score (B,). Section 3.
 
-    First all tokens are masked and predicted. In each later step the least probable are masked again and predicted
-    from the others, which stay as they are, with the probabilities they had. Every place is decided by itself.
+    The first iteration masks and predicts all tokens. Each later one masks the least probable
+    tokens and predicts them from the others, which keep their ids and log-probabilities. All masked
+    positions are predicted independently.
 
-    The score is the mean log-probability of the tokens and the length, which counts as one token, as in the loss. The
-    paper leaves the length out; then a text of a wrong length whose tokens are certain of each other wins.
+    The score is the mean log-probability of the tokens and the length, which counts as one token,
+    as in the loss. The paper leaves the length out; then a text of a wrong length wins if its
+    tokens predict each other with high probability.
 
     Args:
-      length_BC: of the candidates without their end symbols, less than `max_length`; 0: there is none.
+      length_BC: lengths of the candidates without their end symbols, less than `max_length`; 0: the
+        candidate does not exist.
       length_log_prob_BC: the log-probabilities of these lengths.
-      mask: the token that stands where a token is to be predicted.
-      end: the end symbol, which stands after each candidate from the start.
+      mask: the id of a masked token.
+      end: the end symbol, which follows each candidate in every iteration.
     """
     shape = (*length_BC.shape, max_length)
     length_BC1 = length_BC[..., None]
-    place_BCT = jax.lax.broadcasted_iota(jnp.int32, shape, 2)
+    position_BCT = jax.lax.broadcasted_iota(jnp.int32, shape, 2)
 
-    def one_step(step: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def iterate(step: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         ids_BCT, log_prob_BCT = state
         count_BC = masked_count(length_BC, step, iterations)
-        hidden_BCT = least_probable(log_prob_BCT, length_BC, count_BC)
-        predicted = predict(jnp.where(hidden_BCT, mask, ids_BCT))
-        return jax.tree.map(lambda new, old: jnp.where(hidden_BCT, new, old), predicted, state)
+        masked_BCT = least_probable(log_prob_BCT, length_BC, count_BC)
+        predicted = predict(jnp.where(masked_BCT, mask, ids_BCT))
+        return jax.tree.map(lambda new, old: jnp.where(masked_BCT, new, old), predicted, state)
 
-    ends_BCT = jnp.where((place_BCT == length_BC1) & (length_BC1 > 0), end, PAD)
-    ids_BCT, log_prob_BCT = jax.lax.fori_loop(0, iterations, one_step, (ends_BCT, jnp.zeros(shape, jnp.float32)))
-    total_BC = jnp.where(place_BCT < length_BC1, log_prob_BCT, 0).sum(axis=-1)
+    ends_BCT = jnp.where((position_BCT == length_BC1) & (length_BC1 > 0), end, PAD)
+    ids_BCT, log_prob_BCT = jax.lax.fori_loop(
+        0, iterations, iterate, (ends_BCT, jnp.zeros(shape, jnp.float32))
+    )
+    total_BC = jnp.where(position_BCT < length_BC1, log_prob_BCT, 0).sum(axis=-1)
     score_BC = jnp.where(length_BC > 0, (total_BC + length_log_prob_BC) / (length_BC + 1), NONE)
-    best_B = score_BC.argmax(axis=1)  # of equals the more probable length
+    best_B = score_BC.argmax(axis=1)  # of equal scores the more probable length
     ids_BT = jnp.take_along_axis(ids_BCT, best_B[:, None, None], axis=1)[:, 0]
     return ids_BT, jnp.take_along_axis(score_BC, best_B[:, None], axis=1)[:, 0]

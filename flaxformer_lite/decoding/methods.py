@@ -1,4 +1,4 @@
-"""The methods of decoding by name: a task and a `DecodeConfig` in, ids out."""
+"""The decoding methods by name: each takes a task and a `DecodeConfig`, and returns ids."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,17 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.decoding import beam, sampling
 from flaxformer_lite.decoding.constraints import constrain, force
 from flaxformer_lite.decoding.task import Task
-from flaxformer_lite.fields import BOS, EOS, PAD
+from flaxformer_lite.fields import BOS, EOS, PAD, DecodeConfig
 
 
 def decode(task: Task, config: DecodeConfig, *, capacities: Sequence[int]) -> jax.Array:
-    """Returns the output of 'greedy', 'sample' or 'beam': ids (B, T), then padding.
+    """Returns the output ids (B, T) of 'greedy', 'sample' or 'beam', then padding.
 
-    `capacities`: positions of the cache, increasing; the last is T.
+    `capacities`: numbers of positions of the cache, increasing; the last is T.
     """
     if config.method == "beam":
         return beam_search(task, config, n_best=1, capacities=capacities)[0][:, 0]
@@ -26,11 +25,16 @@ def decode(task: Task, config: DecodeConfig, *, capacities: Sequence[int]) -> ja
         given_B = task.given(index)
         return jnp.where(given_B != PAD, given_B, pick(logits_BV, ids_BT, index))
 
-    return sampling.generate(task.step, task.start_cache, pick_or_given, task.limit_B, capacities=capacities)
+    return sampling.generate(
+        task.step, task.start_cache, pick_or_given, task.limit_B, capacities=capacities
+    )
 
 
 def pick_token(config: DecodeConfig, row_B: jax.Array) -> sampling.PickFn:
-    """Returns the rule of 'greedy' or 'sample'; a sample is a function of (config.seed, index of the token, row)."""
+    """Returns the function that picks the next token by 'greedy' or 'sample'.
+
+    A sample is a function of (config.seed, index of the token, row).
+    """
     options = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
     key = jax.random.key(config.seed)
 
@@ -48,13 +52,15 @@ def beam_search(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the best texts of each row: ids (B, N, T), best first, and scores (B, N).
 
-    A score is the log-probability of the whole text, a prompt included, over its length penalty; -inf: there are fewer
-    than N. The hypotheses of a row share the encoder's output.
+    A score is the log-probability of the whole text, its prompt included, over the length penalty;
+    -inf if there are fewer than N texts. The hypotheses of a row share the encoder's output.
     """
 
     def next_log_probs(state: beam.Beams) -> tuple[jax.Array, Any]:
         ids_BWT, index = state.live_BWT, state.index
-        last_BW = jax.lax.dynamic_index_in_dim(ids_BWT, jnp.maximum(index - 1, 0), axis=2, keepdims=False)
+        last_BW = jax.lax.dynamic_index_in_dim(
+            ids_BWT, jnp.maximum(index - 1, 0), axis=2, keepdims=False
+        )
         token_BW = jnp.where(index == 0, BOS, last_BW)
         logits_BWV, cache = task.step(token_BW, state.cache, index, ancestor_BWT=state.ancestor_BWT)
         log_prob_BWV = jax.nn.log_softmax(logits_BWV)
@@ -66,7 +72,9 @@ def beam_search(
         return allowed_BWV, cache
 
     options = {"alpha": config.alpha, "penalty": config.penalty}
-    search = beam.Search(beam_size=config.beam_size, n_best=n_best, max_length=capacities[-1], end=EOS, **options)
+    search = beam.Search(
+        beam_size=config.beam_size, n_best=n_best, max_length=capacities[-1], end=EOS, **options
+    )
     state = beam.start(task.start_cache(capacities[0], config.beam_size), task.limit_B, search)
     for capacity in capacities:
         state = state.replace(cache=state.cache.extended(capacity, config.beam_size))

@@ -1,4 +1,7 @@
-"""Greedy decoding and sampling: one token after another, the most probable one or a random one. Needs no model."""
+"""Greedy decoding and sampling: one token after another, the most probable one or a random one.
+
+This module does not depend on a model.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,22 +13,28 @@ import jax.numpy as jnp
 from flaxformer_lite.decoding.topk import topk
 from flaxformer_lite.fields import BOS, EOS, PAD
 
-# (tokens (B,), cache, index) -> (logits of the next token (B, V), the cache with one more position).
+# (tokens (B,), cache, index) -> (logits of the next token (B, V), the cache with `tokens` added).
 StepFn = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
-# (logits (B, V), ids (B, T) of which the first `index` are the text so far, index) -> tokens (B,).
+# (logits (B, V), ids (B, T), index) -> tokens (B,); the first `index` of `ids` are the text so far.
 PickFn = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def generate(
-    step_fn: StepFn, start_cache: Callable[[int], Any], pick: PickFn, limit_B: jax.Array, *, capacities: Sequence[int]
+    step_fn: StepFn,
+    start_cache: Callable[[int], Any],
+    pick: PickFn,
+    limit_B: jax.Array,
+    *,
+    capacities: Sequence[int],
 ) -> jax.Array:
-    """Picks tokens until every row has ended: ids (B, T) with their end symbols, then padding.
+    """Returns the generated ids (B, T) of each row, with its end symbol, then padding.
 
     Args:
-      start_cache: makes the cache for so many positions.
+      start_cache: returns an empty cache for a given number of positions.
+      pick: chooses the next token of each row.
       limit_B: tokens after which a row ends without an end symbol; 0: an unused row.
-      capacities: positions of the cache, increasing; the last is T. Each step reads the whole cache, so the cache
-        grows only when a row needs it.
+      capacities: numbers of positions of the cache, increasing; the last is T. Each step reads the
+        whole cache, so the cache is extended only when a row needs it.
     """
 
     def one_token(state: tuple) -> tuple:
@@ -52,7 +61,7 @@ def _unfinished(state: tuple, *, capacity: int) -> jax.Array:
 
 
 def greedy(logits_BV: jax.Array) -> jax.Array:
-    """Returns the most probable token of each row, (B,) int32; of equals the first."""
+    """Returns the most probable token of each row, (B,) int32; of equal ones the first."""
     return topk(logits_BV, 1)[1][:, 0]
 
 
@@ -65,11 +74,13 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> jax.Array:
-    """Returns one token a row, (B,) int32, by softmax(logits / temperature) over what `top_k`, then `top_p`, keep.
+    """Returns one token for each row, (B,) int32, sampled by softmax(logits / temperature).
 
-    The sample of row b is a function of (key, row_B[b]), so that it does not depend on its batch.
+    `top_k`, and then `top_p`, restrict the tokens. The sample of row b is a function of
+    (key, row_B[b]), so it does not depend on the other rows.
     """
-    logits_BV = (logits_BV - logits_BV.max(axis=-1, keepdims=True)) / temperature  # so that none becomes infinite
+    # The highest logit becomes 0: a low temperature makes no logit +inf.
+    logits_BV = (logits_BV - logits_BV.max(axis=-1, keepdims=True)) / temperature
     if top_k is not None:
         logits_BV = keep_top_k(logits_BV, top_k)
     if top_p is not None and top_p < 1:
@@ -79,15 +90,22 @@ def sample(
 
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
-    """Returns `logits_BV` with -inf for all but the k highest of each row, and those equal to the k-th. Fan 2018."""
+    """Returns `logits_BV` with -inf for all tokens except the k most probable of a row. Fan 2018.
+
+    Tokens with the same logit as the k-th are kept too.
+    """
     lowest_B1 = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))[0][:, -1:]
     return jnp.where(logits_BV < lowest_B1, -jnp.inf, logits_BV)
 
 
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
-    """Returns `logits_BV` with -inf for all but the fewest tokens whose probabilities reach p. Holtzman 2020."""
+    """Returns `logits_BV` with -inf for all tokens outside the nucleus of a row. Holtzman 2020.
+
+    The nucleus is the fewest most probable tokens whose probabilities add up to p or more. Tokens
+    with the same logit as the last of them are kept too.
+    """
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
     share_BV = jax.nn.softmax(sorted_BV, axis=-1)
-    before_BV = jnp.cumsum(share_BV, axis=-1) - share_BV  # the share of the more probable tokens
+    before_BV = jnp.cumsum(share_BV, axis=-1) - share_BV  # the sum over more probable tokens
     lowest_B1 = jnp.where(before_BV < p, sorted_BV, jnp.inf).min(axis=-1, keepdims=True)
     return jnp.where(logits_BV < lowest_B1, -jnp.inf, logits_BV)

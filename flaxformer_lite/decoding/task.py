@@ -1,4 +1,7 @@
-"""What a model decodes for a batch: its step function, and the texts that are given. No method of decoding."""
+"""Decoding tasks: the step function of a model for a batch, the prompts and limits of its rows.
+
+A task is independent of the decoding method.
+"""
 
 import functools
 from collections.abc import Callable
@@ -8,25 +11,27 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.fields import PAD
+from flaxformer_lite.fields import PAD, DecodeConfig
 
 
 class Task(NamedTuple):
-    """The rows of a batch, as every method of decoding takes them."""
+    """The rows of a batch, in the form that every decoding method takes."""
 
-    step: Callable[..., tuple[jax.Array, Any]]  # (tokens (B,) or (B, W), cache, index) -> (logits (..., V), cache)
+    # (tokens (B,) or (B, W), cache, index) -> (logits (..., V), cache)
+    step: Callable[..., tuple[jax.Array, Any]]
     start_cache: Callable[..., Any]  # (positions,), or with beams (positions, W)
-    prompt_BP: jax.Array  # ids that a row begins with, then padding
-    limit_B: jax.Array  # tokens at which a row ends without an end symbol; 0: an unused row
-    row_B: jax.Array  # a number for each row, which its random samples depend on
+    prompt_BP: jax.Array  # the first ids of each row's output, then padding
+    limit_B: jax.Array  # tokens after which a row ends without an end symbol; 0: an unused row
+    row_B: jax.Array  # a number for each row; its random samples depend on it
 
     def given(self, index: jax.Array) -> jax.Array:
-        """The token that each prompt has at `index`, (B,); padding after its end."""
+        """Returns the token at `index` of each prompt, (B,); padding after its end."""
         P = self.prompt_BP.shape[1]
         if P == 0:
             return jnp.full(self.limit_B.shape, PAD, jnp.int32)
-        token_B = jax.lax.dynamic_index_in_dim(self.prompt_BP, jnp.minimum(index, P - 1), axis=1, keepdims=False)
+        token_B = jax.lax.dynamic_index_in_dim(
+            self.prompt_BP, jnp.minimum(index, P - 1), axis=1, keepdims=False
+        )
         return jnp.where(index < P, token_B, PAD)
 
 
@@ -38,20 +43,24 @@ def translation(
     row_B: jax.Array,
     prefix_BP: jax.Array | None = None,
 ) -> Task:
-    """An encoder-decoder translates each source.
+    """Returns the task of an encoder-decoder that translates each source.
 
-    A row ends at the latest `config.max_extra_length` tokens after its source, or its prefix if that is longer; 6.1.
+    A row ends at most `config.max_extra_length` tokens after the length of its source, or of its
+    prefix if that is longer. Section 6.1.
 
     Args:
-      source_BS: ids that end with the end symbol and then padding. A row of padding alone gives an empty row.
-      prefix_BP: ids that a translation begins with, then padding.
+      source_BS: ids, the end symbol, then padding. A row of padding has an empty output.
+      row_B: a number for each row; its random samples depend on it.
+      prefix_BP: the first ids of each translation, then padding.
     """
     apply = functools.partial(model.apply, {"params": params})
     prompt_BP = jnp.zeros((source_BS.shape[0], 0), jnp.int32) if prefix_BP is None else prefix_BP
     source_B, prompt_B = ((ids != PAD).sum(axis=1) for ids in (source_BS, prompt_BP))
     limit_B = jnp.maximum(source_B, prompt_B) + config.max_extra_length
     return Task(
-        step=lambda token, cache, index, **beams: apply(token, cache, index, source_BS, method="decode_step", **beams),
+        step=lambda token, cache, index, **beams: apply(
+            token, cache, index, source_BS, method="decode_step", **beams
+        ),
         start_cache=lambda *size: apply(source_BS, *size, method="start_cache"),
         prompt_BP=prompt_BP,
         limit_B=jnp.where(source_B > 0, limit_B, 0),
@@ -59,19 +68,23 @@ def translation(
     )
 
 
-def continuation(model: nn.Module, config: DecodeConfig, params: dict, prompt_BP: jax.Array, row_B: jax.Array) -> Task:
-    """A language model continues each prompt; the prompt is part of its output.
+def continuation(
+    model: nn.Module, config: DecodeConfig, params: dict, prompt_BP: jax.Array, row_B: jax.Array
+) -> Task:
+    """Returns the task of a language model that continues each prompt; outputs include the prompt.
 
-    A row ends at the latest `config.max_extra_length` tokens after its prompt.
+    A row ends at most `config.max_extra_length` tokens after its prompt.
 
     Args:
-      prompt_BP: ids and then padding; a row of padding alone starts from nothing.
-      row_B: -1 leaves the row empty.
+      prompt_BP: ids, then padding; a row of padding is an empty prompt.
+      row_B: a number for each row; its random samples depend on it. -1: an unused row.
     """
     apply = functools.partial(model.apply, {"params": params})
     limit_B = (prompt_BP != PAD).sum(axis=1) + config.max_extra_length
     return Task(
-        step=lambda token, cache, index, **beams: apply(token, cache, index, method="decode_step", **beams),
+        step=lambda token, cache, index, **beams: apply(
+            token, cache, index, method="decode_step", **beams
+        ),
         start_cache=lambda *size: apply(prompt_BP.shape[0], *size, method="start_cache"),
         prompt_BP=prompt_BP,
         limit_B=jnp.where(row_B >= 0, limit_B, 0),
@@ -80,10 +93,10 @@ def continuation(model: nn.Module, config: DecodeConfig, params: dict, prompt_BP
 
 
 def with_whole_rows(task: Task, sharding: jax.sharding.Sharding | None) -> Task:
-    """Returns `task` with its logits sharded as `sharding` says, all of a row on one device; None: as they are.
+    """Returns `task` with its logits sharded by `sharding`, whole rows on one device; None: as is.
 
-    Where devices split the vocabulary, each has a part of all rows. Greedy and beam search find the k largest of a row
-    in place; to sample, a row may have to be sorted, which needs all of it on one device.
+    If devices split the vocabulary, each holds a part of every row. Greedy and beam search find the
+    k largest logits of such rows. Sampling may have to sort a row, so one device needs all of it.
     """
     if sharding is None:
         return task

@@ -1,1 +1,1 @@
-"""In and out: other people's weights as a run, and a run as what other engines read."""
+"""Imports of models from other packages as runs, and exports of runs for other engines."""

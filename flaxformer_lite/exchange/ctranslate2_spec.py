@@ -1,6 +1,6 @@
-"""A model as CTranslate2 holds it: the classes that it specifies models with, filled with our arrays.
+"""CTranslate2's specification of a model, filled with our parameters.
 
-CTranslate2 runs what its classes can say. What they cannot say is refused by the name of the field.
+A model that CTranslate2 does not support raises InputError with the name of the field.
 """
 
 from collections.abc import Mapping
@@ -15,32 +15,48 @@ from flaxformer_lite.system.errors import InputError
 
 Params = Mapping[str, Any]
 
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}  # ours, and theirs
+# our name -> CTranslate2's name
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+
+
+# The position schemes that CTranslate2 computes, by architecture.
+POSITIONS = {"encoder_decoder": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "none")}
+POSITIONS["decoder_lm"] = (*POSITIONS["encoder_decoder"], "alibi")
+POSITIONS["encoder_classifier"] = ()
 
 
 def check(model: ModelConfig) -> None:
-    """Raises InputError, about the field, for a model that CTranslate2 cannot run."""
-    refused = {
-        "architecture": (model.architecture == "encoder_classifier", "it has no layer of classes"),
-        "decoder": (model.decoder == "masked", "it writes token by token"),
+    """Raises InputError about a field if CTranslate2 cannot run the model."""
+    unsupported = {
+        "architecture": (
+            model.architecture == "encoder_classifier",
+            "it has no classification layer",
+        ),
+        "decoder": (model.decoder == "masked", "it decodes token by token"),
         "attention": (model.attention == "additive", "it has dot-product attention only"),
-        "attention_window": (model.attention_window is not None, "its attention sees all tokens"),
-        "position": (model.position == "alibi" and model.architecture == "encoder_decoder", "its encoder has no ALiBi"),
+        "attention_window": (model.attention_window is not None, "its attention has no window"),
+        "position": (
+            model.position not in POSITIONS[model.architecture],
+            "its encoder has no ALiBi" if model.position == "alibi" else "it has no such positions",
+        ),
     }
-    for field, (is_refused, why) in refused.items():
-        if is_refused:
+    for field, (is_unsupported, why) in unsupported.items():
+        if is_unsupported:
             value = getattr(model, field)
-            raise InputError(f"config.model.{field}: CTranslate2 cannot run {value!r}: {why}; train another model.")
+            raise InputError(
+                f"config.model.{field}: CTranslate2 cannot run {value!r}: {why}; "
+                "train another model."
+            )
 
 
 def build(model: ModelConfig, params: Params) -> Any:
-    """The `TransformerSpec` of an encoder-decoder, or the `TransformerDecoderModelSpec` of a language model.
+    """Returns a `TransformerSpec`, or a `TransformerDecoderModelSpec` for a language model.
 
     Args:
       params: of the model, NumPy arrays in float32.
 
     Raises:
-      InputError: CTranslate2 cannot run such a model.
+      InputError: CTranslate2 cannot run the model.
     """
     from ctranslate2.specs import transformer_spec
 
@@ -55,13 +71,15 @@ def build(model: ModelConfig, params: Params) -> Any:
 
 
 def _options(model: ModelConfig) -> dict[str, Any]:
-    """What the specifications of encoder and decoder are alike in."""
+    """Returns the options that the specifications of encoder and decoder share."""
     from ctranslate2.specs import common_spec
 
     options = {
         "num_heads": model.num_heads,
         "pre_norm": model.norm_placement == "pre",
-        "activation": common_spec.Activation[ACTIVATIONS[GATES.get(model.activation, model.activation)]],
+        "activation": common_spec.Activation[
+            ACTIVATIONS[GATES.get(model.activation, model.activation)]
+        ],
         "ffn_glu": model.activation in GATES,
         "rms_norm": model.norm == "rms_norm",
         "num_heads_kv": model.num_kv_heads,
@@ -69,7 +87,8 @@ def _options(model: ModelConfig) -> dict[str, Any]:
         "relative_position": model.position == "relative",
         "relative_attention_bias": model.position == "t5_bias",
     }
-    if model.position == "rotary":  # 0: of all dimensions of a head; interleaved: a pair is two neighbours
+    # rotary_dim 0: all dimensions of a head; interleaved: neighbouring dimensions form a pair
+    if model.position == "rotary":
         options |= {"rotary_dim": 0, "rotary_interleave": True, "rotary_base": model.rope_base}
     return options
 
@@ -103,7 +122,7 @@ def _decoder(model: ModelConfig, params: Params) -> Any:
 
 
 def _stack(spec: Any, model: ModelConfig, params: Params, inputs: Params) -> None:
-    """Fills all of an encoder or decoder but its embeddings; `inputs`: of its `Inputs`."""
+    """Fills an encoder or decoder except its embeddings; `inputs`: parameters of its `Inputs`."""
     if hasattr(spec, "position_encodings"):
         spec.position_encodings.encodings = _position_vectors(model, inputs)
     if model.norm_placement == "pre":
@@ -117,7 +136,7 @@ def _stack(spec: Any, model: ModelConfig, params: Params, inputs: Params) -> Non
             _attention(layer.attention, own["cross_attention"], is_self_attention=False)
             _norm(layer.attention.layer_norm, own["cross_attention_residual"]["norm"])
         feed_forward = own["feed_forward"]
-        if "gate" in feed_forward:  # theirs: act(linear_0 x) * linear_0_noact x
+        if "gate" in feed_forward:  # CTranslate2: act(linear_0 x) * linear_0_noact x
             _linear(layer.ffn.linear_0, feed_forward["gate"])
             _linear(layer.ffn.linear_0_noact, feed_forward["inner"])
         else:
@@ -127,7 +146,7 @@ def _stack(spec: Any, model: ModelConfig, params: Params, inputs: Params) -> Non
 
 
 def _position_vectors(model: ModelConfig, inputs: Params) -> np.ndarray:
-    """What is added to embeddings, (max_length, D): zeros where positions act elsewhere."""
+    """Returns (max_length, D) to add to embeddings: zeros if positions act elsewhere."""
     if model.position == "learned":
         return inputs["position_vectors"]["learned"]["embedding"]
     if model.position == "sinusoidal":
@@ -136,7 +155,7 @@ def _position_vectors(model: ModelConfig, inputs: Params) -> np.ndarray:
 
 
 def _positions(spec: Any, model: ModelConfig, stack: Params, attention: Params) -> None:
-    """What positions add to the scores of self-attention."""
+    """Fills the position parameters of a self-attention layer."""
     if model.position == "relative":
         keys = attention["relative"]["key"]
         spec.relative_position_keys = keys
@@ -147,10 +166,16 @@ def _positions(spec: Any, model: ModelConfig, stack: Params, attention: Params) 
 
 
 def _attention(spec: Any, params: Params, *, is_self_attention: bool) -> None:
-    """Theirs has query, key and value in one product; to an encoder's output the query in one, the others in one."""
+    """Fills an attention layer.
+
+    CTranslate2 concatenates query, key and value in self-attention, and key and value in
+    cross-attention.
+    """
     rows = [_matrix(params[name], outputs=2) for name in ("query", "key", "value")]
     groups = [rows] if is_self_attention else [rows[:1], rows[1:]]
-    for linear, group in zip(spec.linear, [*groups, [_matrix(params["out"], outputs=1)]], strict=True):
+    for linear, group in zip(
+        spec.linear, [*groups, [_matrix(params["out"], outputs=1)]], strict=True
+    ):
         linear.weight = np.concatenate([weight for weight, _ in group])
         if group[0][1] is not None:
             linear.bias = np.concatenate([bias for _, bias in group])
@@ -163,7 +188,11 @@ def _linear(spec: Any, params: Params) -> None:
 
 
 def _matrix(params: Params, *, outputs: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """The matrix of a projection, its outputs first, and its bias; `outputs`: over how many axes of the kernel."""
+    """Returns a projection's matrix, outputs first, and its bias.
+
+    Args:
+      outputs: the number of the kernel's last axes that are outputs.
+    """
     kernel, bias = params["kernel"], params.get("bias")
     matrix = kernel.reshape(-1, int(np.prod(kernel.shape[-outputs:]))).T
     return np.ascontiguousarray(matrix), None if bias is None else bias.reshape(-1)

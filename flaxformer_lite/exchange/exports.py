@@ -1,4 +1,4 @@
-"""A run as a folder that other engines read."""
+"""The export of a run as a folder for other engines."""
 
 from pathlib import Path
 
@@ -9,13 +9,15 @@ from flaxformer_lite.system.storage import new_folder, place
 from flaxformer_lite.trained import Trained
 
 
-def export(run: Trained, workdir: Path, output: Path, *, kind: str, quantization: str, license: str | None) -> None:
-    """Writes the folder `output`, whole or not at all.
+def export(
+    run: Trained, workdir: Path, output: Path, *, kind: str, quantization: str, license: str | None
+) -> None:
+    """Writes the folder `output`, completely or not at all.
 
     Args:
       kind: 'ctranslate2', 'huggingface' or 'safetensors'.
-      quantization: of 'ctranslate2'.
-      license: what the card says; None: that of imported weights, or unknown.
+      quantization: for 'ctranslate2' only.
+      license: for the card; None: that of imported weights, or 'unknown'.
 
     Raises:
       InputError: the format cannot hold the model, or the folder cannot be written.
@@ -24,6 +26,7 @@ def export(run: Trained, workdir: Path, output: Path, *, kind: str, quantization
         if kind == "ctranslate2":
             name, usage = to_ctranslate2.write(run, folder, quantization=quantization)
         else:
-            name, usage = {"huggingface": to_huggingface, "safetensors": to_safetensors}[kind].write(run, folder)
+            writer = {"huggingface": to_huggingface, "safetensors": to_safetensors}[kind]
+            name, usage = writer.write(run, folder)
         text = card(run, Workdir(place(workdir)), kind=name, usage=usage, license=license)
         (folder / "README.md").write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What every exported folder is made of."""
+"""The parts that all exported folders share: arrays, JSON files, notes on decoding."""
 
 import json
 from collections.abc import Mapping
@@ -11,26 +11,30 @@ import numpy as np
 from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.trained import Trained
 
-LENGTH = 20  # tokens of a text about which one length penalty stands for another
+LENGTH = 20  # tokens; the two length penalties agree best at about this length
 
 
 def on_host(run: Trained) -> dict[str, Any]:
-    """The parameters as NumPy arrays, float32, that may be written to: CTranslate2 quantizes in place."""
+    """Returns the parameters as float32 NumPy arrays, writable: CTranslate2 quantizes in place."""
     return jax.tree.map(lambda x: np.array(x, np.float32), jax.device_get(run.params))
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Writes `content` for people to read, too."""
+    """Writes `content` as indented JSON."""
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def write_arrays(file: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None) -> None:
-    """Writes `arrays` as safetensors; raises OSError if they cannot be written."""
+def write_arrays(
+    file: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes `arrays` as safetensors; raises OSError if that fails."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     try:
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file, metadata)
+        save_file(
+            {name: np.ascontiguousarray(array) for name, array in arrays.items()}, file, metadata
+        )
     except SafetensorError as error:
         raise OSError(str(error)) from error
 
@@ -42,20 +46,28 @@ def write_models(run: Trained, folder: Path) -> None:
 
 
 def power_of_length(decode: DecodeConfig) -> float:
-    """The power of the length itself that scores are divided by; of Wu's penalty, what is nearest about 20 tokens."""
-    return decode.alpha if decode.penalty == "power" else round(decode.alpha * LENGTH / (5 + LENGTH), 4)
+    """Returns the exponent of a length penalty: scores are divided by length^exponent.
+
+    Wu's penalty is ((5 + length) / 6)^alpha; the exponent gives it the same logarithmic slope at
+    `LENGTH`.
+    """
+    if decode.penalty == "power":
+        return decode.alpha
+    return round(decode.alpha * LENGTH / (5 + LENGTH), 4)
 
 
 def about_decoding(run: Trained, engine: str) -> str:
-    """What a user of `engine` has to know of how its texts may differ from those of the run."""
+    """Returns notes for the card on how decoding with `engine` may differ from the run's."""
     decode = run.config.decode
     text = (
-        f"\n\nA text has at most {run.longest} tokens. In the run one ends {decode.max_extra_length} tokens after its "
+        f"\n\nA text has at most {run.longest} tokens. In the run one ends "
+        f"{decode.max_extra_length} tokens after its source or prompt at the latest; {engine} "
+        "knows one limit for all."
     )
-    text += f"source or prompt at the latest; {engine} knows one limit for all."
     if decode.method == "beam" and decode.penalty != "power" and decode.alpha:
         text += (
-            f" The run divides scores by ((5 + length) / 6)^{decode.alpha:g}; {engine} has a power of the length, of "
-            f"which the one given here is nearest for texts of about {LENGTH} tokens."
+            f" The run divides scores by ((5 + length) / 6)^{decode.alpha:g}; {engine} has a "
+            "power of the length, of which the one given here is nearest for texts of about "
+            f"{LENGTH} tokens."
         )
     return text

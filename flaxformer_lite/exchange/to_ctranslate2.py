@@ -1,27 +1,34 @@
-"""A run as a folder that CTranslate2 loads."""
+"""The export of a run as a folder for CTranslate2."""
 
 from pathlib import Path
 from typing import Any
 
 from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.exchange import ctranslate2_spec
-from flaxformer_lite.exchange.folder import about_decoding, on_host, power_of_length, write_json, write_models
+from flaxformer_lite.exchange.folder import (
+    about_decoding,
+    on_host,
+    power_of_length,
+    write_json,
+    write_models,
+)
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.trained import Trained
 
-# Theirs ends once so many times the beam have ended, ours once none can be overtaken any more. With 2 both found the
-# same for all of 1,000 sentences, with 1, their default, for 985.
+# CTranslate2's beam search ends after PATIENCE * beam_size hypotheses have ended; ours ends when no
+# active one can improve on them. Of 1,000 sentences both gave the same result for all with 2, and
+# for 985 with 1, CTranslate2's default.
 PATIENCE = 2
 
 
 def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
-    """What CTranslate2 loads, with the tokenizer and decode.json, the arguments that decode as the run does.
+    """Writes the model, the tokenizer, and decode.json: arguments to decode as the run does.
 
     Returns:
-      The name of the format, and how to use it.
+      The name of the format, and a text on how to use it.
 
     Raises:
-      InputError: CTranslate2 cannot run such a model, or decode so; the field is named.
+      InputError: about a field, if CTranslate2 cannot run the model.
     """
     model, translates = run.config.model, run.config.model.architecture == "encoder_decoder"
     spec = ctranslate2_spec.build(model, on_host(run))
@@ -40,52 +47,76 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
     spec.save(str(folder))
     write_models(run, folder)
     arguments = ctranslate2_arguments(run.config.decode, translates=translates, longest=run.longest)
-    write_json(folder / "decode.json", arguments | {"suppress_sequences": [[target[PAD]], [target[BOS]]]})
-    return "CTranslate2", _usage(run, source, target, translates=translates) + about_decoding(run, "CTranslate2")
+    write_json(
+        folder / "decode.json", arguments | {"suppress_sequences": [[target[PAD]], [target[BOS]]]}
+    )
+    usage = _usage(run, source, target, translates=translates)
+    return "CTranslate2", usage + about_decoding(run, "CTranslate2")
 
 
 def _usage(run: Trained, source: list[str], target: list[str], *, translates: bool) -> str:
-    """The imports and the three lines of Python that write a text."""
+    """Returns Python code that decodes one text, as Markdown."""
     models = list(run.tokenizer.models)
-    opened = ", ".join(f'sentencepiece.SentencePieceProcessor("{name}")' for name in (models[0], models[-1]))
-    code = next((piece for piece in source if piece.startswith(">>") and piece.endswith("<<")), None)
-    begins = [repr(code)] if code else [] if translates else [f'"{target[BOS]}"']
-    pieces = ", ".join([*begins, '*source.encode("A text.", out_type=str)'])
+    opened = ", ".join(
+        f'sentencepiece.SentencePieceProcessor("{name}")' for name in (models[0], models[-1])
+    )
+    code = next(
+        (piece for piece in source if piece.startswith(">>") and piece.endswith("<<")), None
+    )
+    start = [repr(code)] if code else [] if translates else [f'"{target[BOS]}"']
+    pieces = ", ".join([*start, '*source.encode("A text.", out_type=str)'])
     engine, result = 'Translator(".").translate_batch', "hypotheses"
     if not translates:
         engine, result = 'Generator(".").generate_batch', "sequences"
-    # Of a vocabulary that two models share, a model joins only the pieces that it knows.
+    # With two models over a shared vocabulary, one model does not join the other's pieces.
     joined = '.replace("\\u2581", " ").strip()' if len(models) > 1 else ""
     lines = [
         "import ctranslate2, json, pathlib, sentencepiece",
         f"source, target = {opened}",
-        f'found = ctranslate2.{engine}([[{pieces}]], **json.loads(pathlib.Path("decode.json").read_text()))',
+        f"found = ctranslate2.{engine}([[{pieces}]], "
+        '**json.loads(pathlib.Path("decode.json").read_text()))',
         f"print(target.decode(found[0].{result}[0]){joined})",
     ]
-    usage = "In this folder, with `pip install ctranslate2 sentencepiece`:\n\n```python\n" + "\n".join(lines) + "\n```"
+    usage = (
+        "In this folder, with `pip install ctranslate2 sentencepiece`:\n\n```python\n"
+        + "\n".join(lines)
+        + "\n```"
+    )
     if code:
-        usage += f"\n\nA text begins with the code of the language to write, a token of its own, such as {code}."
+        usage += (
+            "\n\nA text begins with the code of the language to write, a token of its own, such "
+            f"as {code}."
+        )
     return usage
 
 
-def ctranslate2_arguments(decode: DecodeConfig, *, translates: bool, longest: int) -> dict[str, Any]:
-    """Arguments of `translate_batch`, or of `generate_batch`, that decode as `decode` says.
+def ctranslate2_arguments(
+    decode: DecodeConfig, *, translates: bool, longest: int
+) -> dict[str, Any]:
+    """Returns arguments of `translate_batch` or `generate_batch` that decode as `decode` does.
 
     Args:
-      longest: tokens of a text; theirs is a number for all texts, not one for each.
+      longest: tokens of a text; CTranslate2 has one limit for all texts.
     """
     arguments: dict[str, Any] = {"beam_size": 1, "disable_unk": True}
     arguments["min_decoding_length" if translates else "min_length"] = decode.min_length
     arguments["max_decoding_length" if translates else "max_length"] = longest
     if translates:
-        arguments["max_input_length"] = 0  # else it cuts a source after 1,024 tokens, and says nothing
+        arguments["max_input_length"] = 0  # the default truncates silently after 1,024 tokens
     else:
         arguments["include_prompt_in_result"] = True
     if decode.no_repeat_ngram is not None:
         arguments["no_repeat_ngram_size"] = decode.no_repeat_ngram
     if decode.method == "beam":
-        arguments |= {"beam_size": decode.beam_size, "length_penalty": power_of_length(decode), "patience": PATIENCE}
+        arguments |= {
+            "beam_size": decode.beam_size,
+            "length_penalty": power_of_length(decode),
+            "patience": PATIENCE,
+        }
     if decode.method == "sample":
-        arguments |= {"sampling_temperature": decode.temperature, "sampling_topk": decode.top_k or 0}
+        arguments |= {
+            "sampling_temperature": decode.temperature,
+            "sampling_topk": decode.top_k or 0,
+        }
         arguments["sampling_topp"] = decode.top_p or 1.0
     return arguments

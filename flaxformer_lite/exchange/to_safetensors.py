@@ -1,4 +1,4 @@
-"""A run as named arrays and settings, for everybody else."""
+"""The export of a run as named arrays and settings, for any other use."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite.exchange.folder import on_host, write_arrays, write_json
 from flaxformer_lite.trained import Trained
 
-INPUTS = {  # of the model, in the lines that use it
+INPUTS = {  # of the model, in the card's code
     "encoder_decoder": "np.array([[*ids, EOS]]), np.array([[BOS]])",
     "encoder_classifier": "np.array([[BOS, *ids, EOS]])",
     "decoder_lm": "np.array([[BOS, *ids]])",
@@ -16,10 +16,10 @@ INPUTS = {  # of the model, in the lines that use it
 
 
 def write(run: Trained, folder: Path) -> tuple[str, str]:
-    """Arrays by the names of our parameters, the config and the tokenizer.
+    """Writes the parameters by name, the config and the tokenizer.
 
     Returns:
-      The name of the format, and how to use it.
+      The name of the format, and a text on how to use it.
     """
     leaves = jax.tree_util.tree_leaves_with_path(on_host(run))
     arrays = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
@@ -27,8 +27,9 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
     write_json(folder / "config.json", config_lib.to_dict(run.config))
     (folder / "tokenizer.model").write_bytes(run.tokenizer.content)
     usage = (
-        "model.safetensors holds the parameters by their names, parts separated by dots; config.json the settings that "
-        "they belong to. In this folder, with `pip install flaxformer_lite safetensors`:\n\n```python\n"
+        "model.safetensors holds the parameters by their names, parts separated by dots; "
+        "config.json the settings that they belong to. In this folder, with `pip install "
+        "flaxformer_lite safetensors`:\n\n```python\n"
         "import json\n"
         "from pathlib import Path\n\n"
         "import jax\n"
@@ -41,9 +42,11 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
         "from safetensors.flax import load_file\n\n"
         'settings = config.resolve(json.loads(Path("config.json").read_text()))\n'
         'tokenizer = load(Path("tokenizer.model"))\n'
-        "model = transformer.build_model(config.with_vocabulary(settings, tokenizer.vocab_size).model)\n"
+        "model = transformer.build_model(config.with_vocabulary(settings, "
+        "tokenizer.vocab_size).model)\n"
         'params = unflatten_dict(load_file("model.safetensors"), sep=".")\n'
         '(ids,) = tokenizer.encode(["A text."])\n'
-        f'logits = jax.jit(model.apply)({{"params": params}}, {INPUTS[run.config.model.architecture]})\n```'
+        'logits = jax.jit(model.apply)({"params": params}, '
+        f"{INPUTS[run.config.model.architecture]})\n```"
     )
     return "safetensors", usage

@@ -1,1 +1,1 @@
-"""Jobs over files of lines, of any size."""
+"""Jobs over files of lines of any size."""

@@ -1,4 +1,4 @@
-"""Whole files of lines: read at once, and written at once."""
+"""Reads and writes whole files of lines."""
 
 import contextlib
 import errno
@@ -22,12 +22,15 @@ from flaxformer_lite.system.storage import (
 
 
 def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
-    """The lines of a UTF-8 file, that `flag` named, or of standard input, without their line ends (LF or CRLF).
+    """Returns the lines of a UTF-8 file, or of standard input, without line ends (LF or CRLF).
 
-    A file whose name ends in .gz is unpacked.
+    A file whose name ends in .gz is decompressed.
+
+    Args:
+      flag: the flag in error messages.
 
     Raises:
-      InputError: the file cannot be read, or a line is not UTF-8; it is named.
+      InputError: the file cannot be read, or a line is not UTF-8.
     """
     try:
         with open_bytes(path) if path else contextlib.nullcontext(sys.stdin.buffer) as file:
@@ -35,25 +38,28 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     except UNREADABLE as error:
         raise InputError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error
     lines = raw.removesuffix(b"\n").split(b"\n") if raw else []
-    return [decode_line(line, str(path or "standard input"), number) for number, line in enumerate(lines, start=1)]
+    return [
+        decode_line(line, str(path or "standard input"), number)
+        for number, line in enumerate(lines, start=1)
+    ]
 
 
 def check_output(path: Path | None) -> None:
-    """Raises InputError if `write_lines` could not write there, before there is anything to write."""
+    """Raises InputError if `write_lines` cannot write to `path`; for a check before the work."""
     if path is None or in_bucket(path) or is_stream(path):
         return
     path = behind_links(path)
     reason = os.strerror(errno.EISDIR) if path.is_dir() else why_unwritable(path.parent)
-    if not path.parent.exists():  # none is made for a file
+    if not path.parent.exists():  # folders are not created
         reason = os.strerror(errno.ENOENT)
     if reason is not None:
         raise InputError(f"--output={path}: cannot be written: {reason}.")
 
 
 def write_lines(path: Path | None, lines: Sequence[str]) -> None:
-    """Writes one line each, to a file that appears whole, a pipe, a device or standard output.
+    """Writes the lines to a file (atomically), a pipe, a device or standard output.
 
-    A line end within a line is written as a space.
+    A line end within a line becomes a space.
 
     Raises:
       InputError: the file cannot be written.

@@ -1,1 +1,1 @@
-"""The Transformer: masks, positions, attention, layers and the assembled models; needs nothing but JAX and Flax."""
+"""The Transformer: masks, positions, attention, layers and models, on JAX and Flax alone."""

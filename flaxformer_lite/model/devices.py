@@ -1,4 +1,4 @@
-"""The devices that a program is compiled for: what the compiler cannot decide well without knowing them."""
+"""The device mesh that a function is compiled for, and what layers constrain by it."""
 
 import contextvars
 import dataclasses
@@ -12,29 +12,31 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """A mesh that a program is compiled for, and its axes that split rows; the others split heads."""
+    """A mesh, and the names of its axes that split rows; its other axes split heads."""
 
     mesh: Mesh
     rows: tuple[str, ...]
-    keeps_rows: bool = False  # activations stay split by rows, see `keep_rows`
+    keeps_rows: bool = False  # activations stay split by rows, see `keep_rows_split`
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The other axes."""
+        """The axes that split heads."""
         return tuple(axis for axis in self.mesh.axis_names if axis not in self.rows)
 
     def count(self, axes: tuple[str, ...]) -> int:
-        """Devices along `axes`."""
+        """Returns the number of devices along `axes`."""
         return math.prod(self.mesh.shape[axis] for axis in axes)
 
 
 _DEVICES: contextvars.ContextVar[Devices | None] = contextvars.ContextVar("devices", default=None)
 
 
-def compiled_for(function: Callable, mesh: Mesh, rows: tuple[str, ...], *, keeps_rows: bool = False) -> Callable:
-    """`function`, to be compiled for `mesh`, whose axes `rows` split rows, and the others heads.
+def compiled_for(
+    function: Callable, mesh: Mesh, rows: tuple[str, ...], *, keeps_rows: bool = False
+) -> Callable:
+    """Returns `function` to compile for `mesh`, whose axes `rows` split rows, the others heads.
 
-    The result is a new function at each call: JAX caches traces by function and arguments, not by mesh.
+    Each call returns a new function: JAX caches traces by function and arguments, not by mesh.
     """
 
     def on_mesh(*arguments: Any) -> Any:
@@ -44,44 +46,54 @@ def compiled_for(function: Callable, mesh: Mesh, rows: tuple[str, ...], *, keeps
         finally:
             _DEVICES.reset(token)
 
-    on_mesh.__name__ = getattr(getattr(function, "func", function), "__name__", "on_mesh")  # func: of a partial
+    # a functools.partial has its name in `func`
+    on_mesh.__name__ = getattr(getattr(function, "func", function), "__name__", "on_mesh")
     return on_mesh
 
 
-def sharing() -> Devices | None:
-    """The devices that share the rows or heads of the traced program; None: one device, or each has its own part."""
-    devices = _DEVICES.get()
-    shared = devices is not None and devices.mesh.size > 1
-    return devices if shared and not jax.sharding.get_abstract_mesh().manual_axes else None
+def split_over() -> Devices | None:
+    """Returns the devices that split the traced function's rows or heads.
 
-
-def keep_rows(x: jax.Array) -> jax.Array:
-    """Returns activations `x` (B, ...), which stay split by rows as the batch is; as they are on one device.
-
-    Without this the compiler may split them as the weights that they meet. Then it sends activations where it should
-    send weights, which are smaller.
+    None: there is one device, or the function runs per device (pmap, shard_map).
     """
-    devices = sharing()
+    devices = _DEVICES.get()
+    several = devices is not None and devices.mesh.size > 1
+    return devices if several and not jax.sharding.get_abstract_mesh().manual_axes else None
+
+
+def keep_rows_split(x: jax.Array) -> jax.Array:
+    """Returns activations `x` (B, ...) with the constraint that devices split them by rows.
+
+    Without it the compiler may split them as their weights are split, and then transfer activations
+    where it could transfer weights, which are smaller.
+    """
+    devices = split_over()
     if devices is None or not devices.keeps_rows:
         return x
-    return jax.lax.with_sharding_constraint(x, NamedSharding(devices.mesh, PartitionSpec(devices.rows)))
+    sharding = NamedSharding(devices.mesh, PartitionSpec(devices.rows))
+    return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def whole_vectors(table_VD: jax.Array) -> jax.Array:
-    """Returns a table whose vectors are looked up, each of them whole on a device; as it is on one device."""
-    devices = sharing()
+def keep_vectors_whole(table_VD: jax.Array) -> jax.Array:
+    """Returns a lookup table with the constraint that each vector is on one device."""
+    devices = split_over()
     if devices is None or not devices.keeps_rows:
         return table_VD
-    return jax.lax.with_sharding_constraint(table_VD, NamedSharding(devices.mesh, PartitionSpec(devices.heads, None)))
+    sharding = NamedSharding(devices.mesh, PartitionSpec(devices.heads, None))
+    return jax.lax.with_sharding_constraint(table_VD, sharding)
 
 
-def unknown() -> bool:
-    """Whether there are several devices, and the program was not `compiled_for` them."""
-    return _DEVICES.get() is None and jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes
+def is_mesh_unknown() -> bool:
+    """Whether there are several devices, and the function was not `compiled_for` them."""
+    return (
+        _DEVICES.get() is None
+        and jax.device_count() > 1
+        and not jax.sharding.get_abstract_mesh().manual_axes
+    )
 
 
 def platform() -> str:
-    """The devices in use: 'cpu', 'tpu', 'gpu', or 'cuda' for an NVIDIA GPU with cuDNN's flash attention."""
+    """Returns 'cpu', 'tpu', 'gpu', or 'cuda' for an NVIDIA GPU with cuDNN's flash attention."""
     device = devices.mesh.devices.flat[0] if (devices := _DEVICES.get()) else jax.devices()[0]
     capability = getattr(device, "compute_capability", "")  # '9.0'; of an AMD GPU 'gfx942'
     major = capability.partition(".")[0]

@@ -1,7 +1,7 @@
-"""Several trained models that decide together, by the mean of the probabilities that each gives: Table 2's ensembles.
+"""An ensemble of trained models: the mean of their probabilities. Table 2's ensembles.
 
-To what decodes and measures it is a model like any other. None is trained so: it has no features of its own, which a
-training step asks for.
+Decoding and evaluation use it as any other model. It is not trained: it has no `features`, which a
+training step needs.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.model.attention import DecoderCache
+from flaxformer_lite.fields import ModelConfig
+from flaxformer_lite.model.kv_cache import DecoderCache
 from flaxformer_lite.model.transformer import build_model
 
 
 @flax.struct.dataclass
 class EnsembleCache:
-    """What decoding keeps between steps, for one model after another."""
+    """The decoding state of each member."""
 
     members: tuple[DecoderCache, ...]
 
@@ -30,9 +30,9 @@ class EnsembleCache:
 
 
 class Ensemble(nn.Module):
-    """Models of one architecture that read and write the same token ids; sizes and positions may differ.
+    """Models of one architecture and vocabulary; sizes and position schemes may differ.
 
-    Their parameters are those of `members_0`, `members_1` and so on.
+    Their parameters are under `members_0`, `members_1` and so on.
     """
 
     configs: tuple[ModelConfig, ...]
@@ -42,30 +42,34 @@ class Ensemble(nn.Module):
 
     @property
     def config(self) -> ModelConfig:
-        """That of the first, with the length that all of them take."""
-        return dataclasses.replace(self.configs[0], max_length=min(config.max_length for config in self.configs))
+        """The config of the first member, with the smallest `max_length` of all members."""
+        max_length = min(config.max_length for config in self.configs)
+        return dataclasses.replace(self.configs[0], max_length=max_length)
 
     def __call__(self, *inputs: jax.Array, **options) -> jax.Array:
-        """The log of the mean probability of each token, or class; arguments as of a member."""
+        """Returns the log of the mean probability of tokens or classes; arguments of a member."""
         return log_mean_probability([member(*inputs, **options) for member in self.members])
 
     def start_cache(self, *arguments: jax.Array | int) -> EnsembleCache:
-        """The cache before the first `decode_step`; arguments as of a member."""
+        """Returns the cache before the first `decode_step`; arguments of a member."""
         return EnsembleCache(tuple(member.start_cache(*arguments) for member in self.members))
 
     def decode_step(
         self, token: jax.Array, cache: EnsembleCache, index: jax.Array, *source: jax.Array, **beams
     ) -> tuple[jax.Array, EnsembleCache]:
-        """The log of the mean probability of what follows each of `token`, and the grown caches; as of a member."""
+        """Returns the log of the mean probability of the next token, and the updated cache.
+
+        Arguments as of a member's `decode_step`.
+        """
         steps = [
-            member.decode_step(token, own, index, *source, **beams)
-            for member, own in zip(self.members, cache.members, strict=True)
+            member.decode_step(token, member_cache, index, *source, **beams)
+            for member, member_cache in zip(self.members, cache.members, strict=True)
         ]
         logits, caches = zip(*steps, strict=True)
         return log_mean_probability(logits), EnsembleCache(caches)
 
 
 def log_mean_probability(logits: Sequence[jax.Array]) -> jax.Array:
-    """The log of the mean of softmax(logits) over the models: (..., V), float32, whose softmax is that mean again."""
+    """Returns the log of the mean of softmax(logits) over models: (..., V), float32."""
     log_probs = jnp.stack([jax.nn.log_softmax(each.astype(jnp.float32)) for each in logits])
     return jax.nn.logsumexp(log_probs, axis=0) - math.log(len(logits))

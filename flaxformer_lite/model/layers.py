@@ -1,4 +1,4 @@
-"""One encoder layer and one decoder layer: attention and feed-forward sublayers, each in a residual. Section 3.1."""
+"""The encoder layer and the decoder layer: sublayers with residual connections. Section 3.1."""
 
 import functools
 from collections.abc import Callable
@@ -7,45 +7,52 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.model.attention import KVCache, MultiHeadAttention
-from flaxformer_lite.model.dense import PRODUCT, Dense
-from flaxformer_lite.model.devices import keep_rows
+from flaxformer_lite.fields import ModelConfig
+from flaxformer_lite.model.attention import MultiHeadAttention
+from flaxformer_lite.model.dense import MATMUL, Dense
+from flaxformer_lite.model.devices import keep_rows_split
 from flaxformer_lite.model.dropout import Dropout
+from flaxformer_lite.model.kv_cache import KVCache
 from flaxformer_lite.model.masks import AttentionMask
 from flaxformer_lite.model.positions import ScoreBias
 
 ACTIVATIONS = {
     "relu": nn.relu,
-    "gelu": functools.partial(nn.gelu, approximate=False),  # x times the normal distribution function of x
-    "gelu_tanh": functools.partial(nn.gelu, approximate=True),  # its approximation by a tanh, as GPT-2 has it
+    # x times the normal distribution function of x
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    # the tanh approximation of 'gelu', as in GPT-2
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
     "silu": nn.silu,
 }
-# What the backward pass finds of a layer besides its input, by `remat`; the rest it computes again.
-KEPT = {
-    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),  # products with parameters, not with each other
+GATES = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
+# By `remat`, what is stored for the backward pass besides a layer's input; the rest is recomputed.
+REMAT_POLICIES = {
+    # the outputs of `Dense`, not the products of activations with each other
+    "dots": jax.checkpoint_policies.save_only_these_names(MATMUL),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-GATES = {"reglu": "relu", "geglu": "gelu", "swiglu": "silu"}
 
 
 def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
-    """LayerNorm, or RMSNorm which leaves out mean and bias; over D, with learned scale, statistics in float32."""
+    """Returns a LayerNorm or an RMSNorm over D, with statistics in float32."""
     if config.norm == "rms_norm":
         return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=config.dtype, name=name)
-    return nn.LayerNorm(epsilon=config.norm_epsilon, dtype=config.dtype, use_bias=config.use_bias, name=name)
+    return nn.LayerNorm(
+        epsilon=config.norm_epsilon, dtype=config.dtype, use_bias=config.use_bias, name=name
+    )
 
 
-def run(layer: nn.Module, x_BTD: jax.Array, *rest: Any, **mode) -> jax.Array:
-    """`layer(x_BTD, *rest, **mode)`, in training with as much memory as the layer's `remat` allows. Chen 2016, 4."""
+def apply_with_remat(layer: nn.Module, x_BTD: jax.Array, *args: Any, **dropout_args) -> jax.Array:
+    """Returns `layer(x_BTD, *args, **dropout_args)`, rematerialised by `remat`. Chen 2016, 4."""
     remat = layer.config.remat
     if remat == "none":
-        return layer(x_BTD, *rest, **mode)
-    return nn.remat(lambda layer, x_BTD: layer(x_BTD, *rest, **mode), policy=KEPT[remat])(layer, x_BTD)
+        return layer(x_BTD, *args, **dropout_args)
+    apply = lambda layer, x_BTD: layer(x_BTD, *args, **dropout_args)  # noqa: E731
+    return nn.remat(apply, policy=REMAT_POLICIES[remat])(layer, x_BTD)
 
 
 class FeedForward(nn.Module):
-    """activation(x W1 + b1) W2 + b2 at every position; equation 2 of section 3.3, where the activation is max(0, x).
+    """activation(x W1 + b1) W2 + b2 at each position. Section 3.3, equation 2: with a ReLU.
 
     Gated (Shazeer 2020, equation 5): (activation(x V + c) * (x W1 + b1)) W2 + b2.
     """
@@ -65,7 +72,7 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """A sublayer with its residual connection, dropout and norm; sections 3.1 and 5.4.
+    """A sublayer with its residual connection, dropout and norm. Sections 3.1 and 5.4.
 
     Post-LN (the paper): norm(x + Dropout(sublayer(x))). Pre-LN: x + Dropout(sublayer(norm(x))).
     """
@@ -87,7 +94,7 @@ class Residual(nn.Module):
             x_BTD += drop(sublayer(norm(x_BTD)), deterministic=deterministic, row_B=row_B)
         else:
             x_BTD = norm(x_BTD + drop(sublayer(x_BTD), deterministic=deterministic, row_B=row_B))
-        return keep_rows(x_BTD)
+        return keep_rows_split(x_BTD)
 
 
 class EncoderLayer(nn.Module):
@@ -101,15 +108,17 @@ class EncoderLayer(nn.Module):
         self.self_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
-    def __call__(self, x_BSD: jax.Array, mask: AttentionMask, bias: ScoreBias | None = None, **mode) -> jax.Array:
-        """(B, S, D) to (B, S, D); `bias`: what positions add to the scores."""
-        attend = lambda x: self.self_attention(x, x, mask, bias, **mode)  # noqa: E731
-        x_BSD = self.self_attention_residual(x_BSD, attend, **mode)
-        return self.feed_forward_residual(x_BSD, self.feed_forward, **mode)
+    def __call__(
+        self, x_BSD: jax.Array, mask: AttentionMask, bias: ScoreBias | None = None, **dropout_args
+    ) -> jax.Array:
+        """Maps (B, S, D) to (B, S, D); `bias`: added to the scores of self-attention."""
+        attend = lambda x: self.self_attention(x, x, mask, bias, **dropout_args)  # noqa: E731
+        x_BSD = self.self_attention_residual(x_BSD, attend, **dropout_args)
+        return self.feed_forward_residual(x_BSD, self.feed_forward, **dropout_args)
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, attention to the encoder's output (if there is an encoder), then feed-forward."""
+    """Self-attention, cross-attention if the model has an encoder, then feed-forward."""
 
     config: ModelConfig
     has_encoder: bool = True
@@ -129,25 +138,28 @@ class DecoderLayer(nn.Module):
         mask: AttentionMask,
         bias: ScoreBias | None = None,
         memory: jax.Array | KVCache | None = None,
-        cross_pattern: AttentionMask | None = None,
-        **mode,
+        cross_mask: AttentionMask | None = None,
+        **dropout_args,
     ) -> jax.Array:
-        """(B, T, D) to (B, T, D).
+        """Maps (B, T, D) to (B, T, D).
 
         Args:
-          bias: what positions add to the scores of self-attention.
-          memory: the encoder's output (B, S, D), or the keys and values that were made of it before.
+          bias: added to the scores of self-attention.
+          memory: the encoder's output (B, S, D), or its projected keys and values.
         """
-        attend = lambda x: self.self_attention(x, x, mask, bias, **mode)  # noqa: E731
 
-        def cross(x_BTD: jax.Array) -> jax.Array:
-            read = self.cross_attention.attend if isinstance(memory, KVCache) else self.cross_attention
-            return read(x_BTD, memory, cross_pattern, **mode)
+        def attend(x_BTD: jax.Array) -> jax.Array:
+            return self.self_attention(x_BTD, x_BTD, mask, bias, **dropout_args)
 
-        x_BTD = self.self_attention_residual(x_BTD, attend, **mode)
+        def cross_attend(x_BTD: jax.Array) -> jax.Array:
+            if isinstance(memory, KVCache):
+                return self.cross_attention.attend(x_BTD, memory, cross_mask, **dropout_args)
+            return self.cross_attention(x_BTD, memory, cross_mask, **dropout_args)
+
+        x_BTD = self.self_attention_residual(x_BTD, attend, **dropout_args)
         if self.has_encoder:
-            x_BTD = self.cross_attention_residual(x_BTD, cross, **mode)
-        return self.feed_forward_residual(x_BTD, self.feed_forward, **mode)
+            x_BTD = self.cross_attention_residual(x_BTD, cross_attend, **dropout_args)
+        return self.feed_forward_residual(x_BTD, self.feed_forward, **dropout_args)
 
     def step(
         self,
@@ -157,14 +169,15 @@ class DecoderLayer(nn.Module):
         masks: tuple[AttentionMask, AttentionMask | None],
         bias: ScoreBias | None,
     ) -> tuple[jax.Array, KVCache]:
-        """The same for the one position `index` of W texts a row; W = 1 without beams.
+        """Applies the layer at position `index` of the W hypotheses of each row.
 
         Args:
-          cache: keys and values of the tokens so far, L W entries, and of the encoder's output, S entries.
-          patterns: of self-attention over the cache, and of attention to the encoder's output.
+          cache: keys and values of the previous tokens, L W entries, and of the encoder's output,
+            S entries.
+          masks: of self-attention to the cache, and of cross-attention.
 
         Returns:
-          (B, W, D), and the cache of self-attention with one more position.
+          The output (B, W, D), and the cache of self-attention with the new position.
         """
         own, memory = cache
 
@@ -175,6 +188,6 @@ class DecoderLayer(nn.Module):
 
         x_BWD = self.self_attention_residual(x_BWD, attend)
         if self.has_encoder:
-            cross = lambda x: self.cross_attention.attend(x, memory, masks[1])  # noqa: E731
-            x_BWD = self.cross_attention_residual(x_BWD, cross)
+            cross_attend = lambda x: self.cross_attention.attend(x, memory, masks[1])  # noqa: E731
+            x_BWD = self.cross_attention_residual(x_BWD, cross_attend)
         return self.feed_forward_residual(x_BWD, self.feed_forward), own

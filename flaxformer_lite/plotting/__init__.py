@@ -1,1 +1,1 @@
-"""Figures, and the arrays of a run that they show."""
+"""Figures of runs, and the arrays that they show."""

@@ -1,15 +1,11 @@
-"""Pictures of attention, positions, schedules, runs and scores: arrays in, a figure or a page out.
+"""Figures of attention, positions, schedules, runs and scores, made from arrays.
 
-Nothing here needs a display: figures are made of matplotlib's objects, never of pyplot's global ones. Layers, heads and
-tokens are counted from 0, as in the arrays.
+No display is needed: pyplot and its global state are not used. Layers, heads and tokens are
+counted from 0, as in the arrays.
 """
 
-import dataclasses
-import html
 import io
 import itertools
-import json
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,14 +17,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from flaxformer_lite.plotting.attention_page import visible
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import make_folder, place, write_whole
 
-# Okabe and Ito's palette for all kinds of colour vision, without its yellow, which is too pale for lines.
+# Okabe and Ito's palette, safe for colour-blind readers, without its yellow, too pale for lines.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 STYLE = {
     "axes.grid": True,
-    "axes.prop_cycle": matplotlib.cycler(linestyle=["-", "--", ":"]) * matplotlib.cycler(color=COLOURS),
+    "axes.prop_cycle": matplotlib.cycler(linestyle=["-", "--", ":"])
+    * matplotlib.cycler(color=COLOURS),
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 10,
@@ -37,46 +35,24 @@ STYLE = {
     "legend.frameon": False,
     "savefig.dpi": 150,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "flaxformer_lite",  # the ids in a file are the same each time
+    "svg.hashsalt": "flaxformer_lite",  # deterministic ids
     "text.parse_math": False,  # a dollar sign in a token is a dollar sign
 }
 
-SPLITS = {  # how a curve of each is drawn
+SPLITS = {  # line style of the curves of each split
     "train": {"linestyle": "-", "linewidth": 0.8, "marker": ".", "markersize": 2},
     "validation": {"linestyle": "-", "linewidth": 1.6, "marker": "o", "markersize": 4},
     "test": {"linestyle": "none", "marker": "*", "markersize": 11, "markeredgecolor": "white"},
 }
-TEMPLATE = Path(__file__).with_name("attention_page.html")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class AttentionMap:
-    """One kind of attention: weights (layers, heads, queries, keys), or InputError if they do not fit the tokens."""
-
-    name: str
-    query_tokens: Sequence[str]
-    key_tokens: Sequence[str]
-    weights_NHTS: np.ndarray
-
-    def __post_init__(self):
-        shape, queries, keys = np.shape(self.weights_NHTS), len(self.query_tokens), len(self.key_tokens)
-        if len(shape) != 4 or shape[2:] != (queries, keys) or not np.isfinite(self.weights_NHTS).all():
-            raise InputError(f"{self.name}: expected finite weights (layers, heads, {queries}, {keys}), got {shape}.")
-
-
-def visible(token: str) -> str:
-    """`token` with a sign for each character that cannot be seen: U+202F becomes ⟨202F⟩."""
-    signs = {" ": "␣", "\n": "↵", "\t": "⇥"}
-    return "".join(signs.get(c) or (c if c.isprintable() else f"⟨{ord(c):04X}⟩") for c in token) or "⟨⟩"
 
 
 @matplotlib.rc_context(STYLE)
 def attention_grid(
     weights_NHTS: np.ndarray, query_tokens: Sequence[str], key_tokens: Sequence[str], *, title: str
 ) -> Figure:
-    """A heat map for each layer (row) and head (column), all on one scale from 0 to 1."""
+    """Returns a heat map for each layer (row) and head (column), on one scale from 0 to 1."""
     layers, heads, queries, keys = weights_NHTS.shape
-    height, width = (min(4.5, max(1.4, 0.1 * tokens)) for tokens in (queries, keys))  # inches of one panel
+    height, width = (min(4.5, max(1.4, 0.1 * tokens)) for tokens in (queries, keys))  # of a panel
     figure = Figure(figsize=(width * heads + 2, height * layers + 1.6), layout="constrained")
     panels = figure.subplots(layers, heads, squeeze=False)
     for (layer, head), panel in np.ndenumerate(panels):
@@ -84,7 +60,9 @@ def attention_grid(
         panel.tick_params(length=0)
         _label_tokens(panel.xaxis, key_tokens if layer == layers - 1 else [], width, rotation=90)
         _label_tokens(panel.yaxis, query_tokens if head == 0 else [], height)
-        panel.set(title=f"head {head}" if layer == 0 else "", ylabel=f"layer {layer}" if head == 0 else "")
+        panel.set(
+            title=f"head {head}" if layer == 0 else "", ylabel=f"layer {layer}" if head == 0 else ""
+        )
     figure.suptitle(title)
     figure.supxlabel("key", fontsize=10)
     figure.supylabel("query", fontsize=10)
@@ -92,28 +70,13 @@ def attention_grid(
     return figure
 
 
-def attention_page(maps: Sequence[AttentionMap], *, title: str) -> str:
-    """One HTML page, complete in itself, on which a person explores one map or more.
-
-    Its address keeps what is shown: `#map=2&layer=1&head=0&token=3`; `head=mean` is the mean of all heads.
-    """
-    data = [
-        {
-            "name": each.name,
-            "queries": [visible(token) for token in each.query_tokens],
-            "keys": [visible(token) for token in each.key_tokens],
-            "weights": np.rint(np.asarray(each.weights_NHTS, np.float64) * 1000).astype(int).tolist(),
-        }
-        for each in maps
-    ]
-    # Without "<" nothing in the data can end the element that holds it.
-    parts = {"title": html.escape(title), "data": json.dumps(data, separators=(",", ":")).replace("<", r"\u003c")}
-    return re.sub(r"\{\{(title|data)\}\}", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
-
-
 @matplotlib.rc_context(STYLE)
 def positions(codes: Mapping[str, np.ndarray]) -> Figure:
-    """A row for each scheme, name to (L, D): all values, a few dimensions, and dot products over the distance."""
+    """Returns a row for each scheme: all values, some dimensions, dot products over the distance.
+
+    Args:
+      codes: name of the scheme to its position vectors (L, D).
+    """
     figure = Figure(figsize=(12, 2.9 * len(codes)), layout="constrained")
     rows = figure.subplots(len(codes), 3, squeeze=False)
     for (values, lines, products), (name, code_LD) in zip(rows, codes.items(), strict=True):
@@ -121,23 +84,31 @@ def positions(codes: Mapping[str, np.ndarray]) -> Figure:
         image = _heat_map(values, code_LD.T, cmap="RdBu_r", norm=matplotlib.colors.CenteredNorm())
         figure.colorbar(image, ax=values, pad=0.02)
         values.set(title=f"{name}: all values", xlabel="position", ylabel="dimension")
-        # From the fastest sinusoid to the middle one: those that follow hardly move over a sentence.
+        # From the fastest sinusoid to the middle one; slower ones hardly change over a sentence.
         for dimension in sorted({d_model // 2 * i // 3 for i in range(4)}):
             lines.plot(code_LD[:, dimension], label=dimension)
         lines.set(title=f"{name}: single dimensions", xlabel="position", ylabel="value")
         _legend_beside(lines, "dimension")
-        # Ever thinner, so that curves which coincide can all be seen.
-        for linewidth, position in zip((3.2, 1.8, 0.8), (length // 4, length // 2, 3 * length // 4), strict=True):
+        # Thinner and thinner, so that curves which coincide are all visible.
+        at = (length // 4, length // 2, 3 * length // 4)
+        for linewidth, position in zip((3.2, 1.8, 0.8), at, strict=True):
             distance_L, product_L = np.arange(length) - position, code_LD @ code_LD[position]
             products.plot(distance_L, product_L, linewidth=linewidth, label=position)
-        products.set(title=f"{name}: similarity", xlabel="distance from the position", ylabel="dot product")
+        products.set(
+            title=f"{name}: similarity", xlabel="distance from the position", ylabel="dot product"
+        )
         _legend_beside(products, "position")
     return figure
 
 
 @matplotlib.rc_context(STYLE)
 def position_scores(distance_L: np.ndarray, curves: Mapping[str, np.ndarray]) -> Figure:
-    """A panel for each scheme that acts on scores, name to (H, L): a line for each head over the distance."""
+    """Returns a panel for each scheme that acts on scores, with a line for each head.
+
+    Args:
+      distance_L: of the key from the query.
+      curves: name of the scheme to its biases (H, L).
+    """
     figure, panels = new_panels(len(curves), columns=2, width=5, height=3)
     for panel, (name, curve_HL) in zip(panels, curves.items(), strict=True):
         colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(curve_HL)))
@@ -149,17 +120,24 @@ def position_scores(distance_L: np.ndarray, curves: Mapping[str, np.ndarray]) ->
 
 
 def raw_index(length: int) -> np.ndarray:
-    """(L, 1): the position itself, which has no bound."""
+    """Returns the position itself, which is unbounded: (L, 1)."""
     return np.arange(length, dtype=np.float32)[:, None]
 
 
 def normalised_index(length: int) -> np.ndarray:
-    """(L, 1): the position as a share of the sentence, 0 to 1; a step is 1 / (L - 1), so its size depends on L."""
+    """Returns the position divided by the last one, 0 to 1: (L, 1).
+
+    A step is 1 / (L - 1), so its size depends on the length.
+    """
     return raw_index(length) / max(1, length - 1)
 
 
 def binary_code(length: int, bits: int) -> np.ndarray:
-    """(L, bits): the position's binary digits, the smallest first; InputError if so many bits are too few."""
+    """Returns the binary digits of the position, the lowest first: (L, bits).
+
+    Raises:
+      InputError: `length` needs more bits.
+    """
     if length > 2**bits:
         raise InputError(f"{bits} bits count {2**bits} positions, got {length}.")
     return (np.arange(length)[:, None] >> np.arange(bits) & 1).astype(np.float32)
@@ -167,17 +145,21 @@ def binary_code(length: int, bits: int) -> np.ndarray:
 
 @matplotlib.rc_context(STYLE)
 def codes_that_fail(sinusoidal_LD: np.ndarray) -> Figure:
-    """Three codes that do not work beside the sinusoidal one; below each, how far a code is from the next."""
+    """Returns 3 codes that do not work and the sinusoidal one, with the sizes of their steps."""
     length = len(sinusoidal_LD)
     normalised = [normalised_index(tokens) for tokens in (max(2, length // 4), length)]
     codes = {
         "raw index\nno bound: it outgrows the embeddings": [raw_index(length)],
         "normalised index\na step depends on the sentence's length": normalised,
-        "binary code\nnot smooth: some steps flip all digits": [binary_code(length, (length - 1).bit_length())],
+        "binary code\nnot smooth: some steps flip all digits": [
+            binary_code(length, (length - 1).bit_length())
+        ],
         "sinusoidal\nbounded, and all steps are equally long": [sinusoidal_LD],
     }
     figure = Figure(figsize=(15, 5), layout="constrained")
-    for (above, below), (title, arrays) in zip(figure.subplots(2, len(codes)).T, codes.items(), strict=True):
+    for (above, below), (title, arrays) in zip(
+        figure.subplots(2, len(codes)).T, codes.items(), strict=True
+    ):
         for code_LD in arrays:
             if code_LD.shape[1] == 1:
                 above.plot(code_LD, ".-", label=f"{len(code_LD)} tokens")
@@ -186,13 +168,18 @@ def codes_that_fail(sinusoidal_LD: np.ndarray) -> Figure:
                 _heat_map(above, code_LD.T, cmap="RdBu_r", vmin=-1, vmax=1)
             below.plot(np.linalg.norm(np.diff(code_LD, axis=0), axis=1))
         above.set(title=title, ylabel="value" if code_LD.shape[1] == 1 else "dimension")
-        below.set(xlabel="position", ylabel="distance to the next code", ylim=(0, 1.2 * below.dataLim.y1))
+        below.set(
+            xlabel="position", ylabel="distance to the next code", ylim=(0, 1.2 * below.dataLim.y1)
+        )
     return figure
 
 
 @matplotlib.rc_context(STYLE)
 def schedule(rates_by_name: Mapping[str, np.ndarray]) -> Figure:
-    """The learning rate of each update, name to (steps,); the first is number 1, as in section 5.3."""
+    """Returns the curves of learning rates, name to (steps,).
+
+    The first update is step 1, as in section 5.3.
+    """
     figure, (panel,) = new_panels(1, columns=1, width=8, height=3.6)
     for name, rates in rates_by_name.items():
         panel.plot(np.arange(1, len(rates) + 1), rates, label=name)
@@ -203,19 +190,25 @@ def schedule(rates_by_name: Mapping[str, np.ndarray]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "step") -> Figure:
-    """A panel for each metric with a value in the records of metrics.jsonl, a colour a run; None leaves a gap.
+    """Returns a panel for each metric and a colour for each run; a None leaves a gap.
 
-    Scores of a part of a split, such as `exact_match/date`, are left out. `over`: 'step' or 'minutes', for which each
-    record needs its 'seconds'. Raises InputError if there are no metrics.
+    Scores of a part of a split, such as `exact_match/date`, are left out.
+
+    Args:
+      runs: name to the records of metrics.jsonl.
+      over: 'step', or 'minutes', which needs 'seconds' in each record.
+
+    Raises:
+      InputError: no record has a metric.
     """
-    x_of = {"step": lambda record: record["step"], "minutes": lambda record: record["seconds"] / 60}[over]
+    x_of = {
+        "step": lambda record: record["step"],
+        "minutes": lambda record: record["seconds"] / 60,
+    }[over]
     records = [record for run in runs.values() for record in run]
-    words = {"step", "seconds", "split", "parameters"}
-    found = {name for record in records for name, value in record.items() if "/" not in name and value is not None}
-    found -= words
-    if not found:
+    names = _metric_names(records)
+    if not names:
         raise InputError(f"There are no metrics in {', '.join(runs) or 'no runs'}.")
-    names = sorted(found, key=lambda name: (name != "loss", name))
     figure, panels = new_panels(len(names), columns=3, width=4, height=2.7)
     colours = dict(zip(runs, itertools.cycle(COLOURS), strict=False))
     for panel, name in zip(panels, names, strict=True):
@@ -223,25 +216,55 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "ste
             points = [(x_of(r), r[name]) for r in runs[run] if r["split"] == split and name in r]
             panel.plot(*np.array(points, float).reshape(-1, 2).T, color=colour, **look)
         panel.set(title=name.replace("_", " "), xlabel=over)
-    handles = [Line2D([], [], color=colour, linewidth=3, label=run) for run, colour in colours.items()]
-    used = {split: look for split, look in SPLITS.items() if any(record["split"] == split for record in records)}
-    handles += [Line2D([], [], color="#666666", label=split, **look) for split, look in used.items()]
+    used = {record["split"] for record in records}
+    handles = [
+        *(Line2D([], [], color=colour, linewidth=3, label=run) for run, colour in colours.items()),
+        *(
+            Line2D([], [], color="#666666", label=split, **look)
+            for split, look in SPLITS.items()
+            if split in used
+        ),
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * min(3, len(names)))
     return figure
+
+
+def _metric_names(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of the metrics that have a value, the loss first."""
+    names = {
+        name
+        for record in records
+        for name, value in record.items()
+        if "/" not in name and value is not None
+    }
+    names -= {"step", "seconds", "split", "parameters"}
+    return sorted(names, key=lambda name: (name != "loss", name))
 
 
 @matplotlib.rc_context(STYLE)
 def scores_over_length(
     table: Mapping[str, Mapping[int, Sequence[float]]], *, trained_up_to: int, ylabel: str
 ) -> Figure:
-    """Scheme to length to one score a seed: the mean as a line, the lowest to the highest as a band."""
+    """Returns a line for the mean of the seeds, with a band from the lowest to the highest.
+
+    Args:
+      table: scheme to length to the score of each seed.
+    """
     figure, (panel,) = new_panels(1, columns=1, width=8, height=4.2)
     for (scheme, scores), marker in zip(table.items(), itertools.cycle("osD^vPX"), strict=False):
         lengths = sorted(scores)
-        mean, low, high = ([of(scores[length]) for length in lengths] for of in (np.mean, np.min, np.max))
+        mean, low, high = (
+            [of(scores[length]) for length in lengths] for of in (np.mean, np.min, np.max)
+        )
         (line,) = panel.plot(lengths, mean, marker=marker, markersize=4, label=scheme)
         panel.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    panel.axvline(trained_up_to, color="#444444", linestyle="--", linewidth=1, label=f"trained up to {trained_up_to}")
+    panel.axvline(
+        trained_up_to,
+        color="#444444",
+        linestyle="--",
+        linewidth=1,
+        label=f"trained up to {trained_up_to}",
+    )
     panel.set(xlabel="length", ylabel=ylabel)
     _legend_beside(panel)
     return figure
@@ -249,7 +272,11 @@ def scores_over_length(
 
 @matplotlib.rc_context(STYLE)
 def costs_over_length(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]) -> Figure:
-    """Panel to layer to length to measurements, both axes logarithmic: the median, the lowest to the highest a band."""
+    """Returns lines for medians, with bands from the lowest to the highest, on log-log axes.
+
+    Args:
+      panels: title of the panel to layer to length to measurements.
+    """
     figure, axes = new_panels(len(panels), columns=3, width=4, height=3.2)
     layers = dict.fromkeys(layer for curves in panels.values() for layer in curves)
     looks = dict(zip(layers, itertools.cycle(zip(COLOURS, "osD^vPX", strict=True)), strict=False))
@@ -257,26 +284,34 @@ def costs_over_length(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[fl
         for layer, costs in curves.items():
             colour, marker = looks[layer]
             lengths = sorted(costs)
-            median, low, high = ([of(costs[length]) for length in lengths] for of in (np.median, np.min, np.max))
+            median, low, high = (
+                [of(costs[length]) for length in lengths] for of in (np.median, np.min, np.max)
+            )
             panel.plot(lengths, median, "-", color=colour, marker=marker, markersize=4, label=layer)
             panel.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
         panel.set_xscale("log", base=2)
         panel.set(title=title, xlabel="length", yscale="log")
-        for axis in (panel.xaxis, panel.yaxis):  # powers in plain text: what is between dollar signs stays so
+        for axis in (panel.xaxis, panel.yaxis):  # plain numbers: $10^3$ would not be rendered
             axis.set_major_formatter("{x:g}")
-    handles = [Line2D([], [], color=colour, marker=marker, label=layer) for layer, (colour, marker) in looks.items()]
+    handles = [
+        Line2D([], [], color=colour, marker=marker, label=layer)
+        for layer, (colour, marker) in looks.items()
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=5)
     return figure
 
 
 @matplotlib.rc_context(STYLE)
 def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> Figure:
-    """How often each class (row) was taken for each class (column): counts, and shares of the row as shades."""
+    """Returns a confusion matrix, true classes in rows: counts, and shares of the row as shades."""
     share_CC = counts_CC / np.maximum(1, counts_CC.sum(axis=1, keepdims=True))
-    figure, (panel,) = new_panels(1, columns=1, width=0.62 * len(names) + 3, height=0.62 * len(names) + 2)
+    figure, (panel,) = new_panels(
+        1, columns=1, width=0.62 * len(names) + 3, height=0.62 * len(names) + 2
+    )
     image = _heat_map(panel, share_CC, cmap="Blues", vmin=0, vmax=1)
     for (row, column), share in np.ndenumerate(share_CC):
-        text, colour = f"{counts_CC[row, column]:,}\n{share:.0%}", "white" if share > 0.5 else "black"
+        text = f"{counts_CC[row, column]:,}\n{share:.0%}"
+        colour = "white" if share > 0.5 else "black"
         panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
     panel.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
     panel.set_yticks(range(len(names)), names)
@@ -287,22 +322,24 @@ def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def save(figure: Figure, folder: str | Path, name: str) -> list[Path]:
-    """Writes `name`.png and `name`.svg, each whole or not at all; the same arrays give the same bytes."""
+    """Writes `name`.png and `name`.svg atomically; the same arrays result in the same bytes."""
     folder = place(folder)
     make_folder(folder)
     paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
-        drawn = io.BytesIO()
+        image = io.BytesIO()
         with warnings.catch_warnings():
-            # A token may hold a letter that no font here has; a box stands for it.
+            # A letter that the font lacks is shown as a box.
             warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
-            figure.savefig(drawn, format=path.suffix[1:], metadata={"Date": None})
-        write_whole(path, drawn.getvalue())
+            figure.savefig(image, format=path.suffix[1:], metadata={"Date": None})
+        write_whole(path, image.getvalue())
     return paths
 
 
-def new_panels(count: int, *, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, so many inches each, in at most `columns` columns."""
+def new_panels(
+    count: int, *, columns: int, width: float, height: float
+) -> tuple[Figure, list[Axes]]:
+    """Returns a figure and its `count` panels of `width` by `height` inches."""
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -318,9 +355,11 @@ def _legend_beside(panel: Axes, title: str | None = None) -> None:
     panel.legend(title=title, loc="upper left", bbox_to_anchor=(1, 1))
 
 
-def _label_tokens(axis: matplotlib.axis.Axis, tokens: Sequence[str], inches: float, **look: Any) -> None:
-    """Tokens as tick labels along so many inches, in type of 4 to 8 points; where they do not fit, every k-th."""
-    room = 72 * inches / max(1, len(tokens))  # points a token
-    shown = range(0, len(tokens), max(1, round(5 / room + 0.4)))
+def _label_tokens(
+    axis: matplotlib.axis.Axis, tokens: Sequence[str], inches: float, **look: Any
+) -> None:
+    """Sets tokens as tick labels of 4 to 8 points, or every k-th token if they do not fit."""
+    space = 72 * inches / max(1, len(tokens))  # points a token
+    shown = range(0, len(tokens), max(1, round(5 / space + 0.4)))
     labels = [text if len(text := visible(tokens[i])) <= 14 else f"{text[:13]}…" for i in shown]
-    axis.set_ticks(shown, labels, fontsize=min(8, max(4, 0.8 * room)), **look)
+    axis.set_ticks(shown, labels, fontsize=min(8, max(4, 0.8 * space)), **look)

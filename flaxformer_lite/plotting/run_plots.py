@@ -1,4 +1,4 @@
-"""The pictures of a run: its arrays, computed and handed to `plots`. Each function returns the files it wrote."""
+"""Plots a run: computes its arrays, and writes the figures of `plots`."""
 
 import contextlib
 import dataclasses
@@ -17,20 +17,21 @@ from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.fields import BOS, EOS
 from flaxformer_lite.model import positions as schemes
 from flaxformer_lite.model import transformer
-from flaxformer_lite.plotting import plots
+from flaxformer_lite.plotting import attention_page, plots
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 from flaxformer_lite.training import optim
 
-POSITIONS = 64  # drawn of each scheme
+POSITIONS = 64  # plotted for each scheme
 
 
-def attention_maps(run: trained.Trained, text: str) -> list[plots.AttentionMap]:
-    """Every weight that the model gives while it reads `text`, and writes its translation if it has a decoder.
+def attention_maps(run: trained.Trained, text: str) -> list[attention_page.AttentionMap]:
+    """Returns the attention weights of the model for `text`, and for its translation, if any.
 
-    A row of a decoder's map is the token that is being written; its columns are the tokens that were read for it.
+    The queries of a decoder are labelled with the tokens that it predicts, and the keys with its
+    input tokens.
 
     Raises:
       InputError: the text has no token, or more than the model takes.
@@ -38,35 +39,38 @@ def attention_maps(run: trained.Trained, text: str) -> list[plots.AttentionMap]:
     (ids,) = run.encode([text])
     if not len(ids):
         raise InputError("--text: expected a text with at least one token, got none.")
-    # Only the reference makes weights; what it computes is the same.
+    # Only the reference backend returns weights; all backends compute the same.
     model = transformer.build_model(dataclasses.replace(run.config.model, backend="reference"))
     architecture = run.config.model.architecture
     source = [*([BOS] if architecture == "encoder_classifier" else []), *ids, EOS]
     encoded = source
     if architecture == "encoder_decoder":
         (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [ids])
-        longest = run.config.model.max_length  # where a translation may have ended without its end symbol
-        written = [*target, EOS][:longest]
+        longest = run.config.model.max_length  # such a translation has no end symbol
+        predicted = [*target, EOS][:longest]
         inputs = [source, [BOS, *target][:longest]]
-        if run.config.model.decoder == "masked":  # it reads what it writes, after the symbol that tells the length
-            inputs, encoded = [source, written], [transformer.LENGTH, *source]
+        if run.config.model.decoder == "masked":  # reads its own output; LENGTH precedes the source
+            inputs, encoded = [source, predicted], [transformer.LENGTH, *source]
     else:
-        written, inputs = source, [source if architecture == "encoder_classifier" else [BOS, *ids]]
+        inputs = [source if architecture == "encoder_classifier" else [BOS, *ids]]
+        predicted = source
     arrays = [jnp.array([row], jnp.int32) for row in inputs]
     _, kept = model.apply({"params": run.params}, *arrays, mutable=["intermediates"])
-    read, written = (run.tokenizer.pieces(row, side="target") for row in (inputs[-1], written))
+    read, predicted = (run.tokenizer.pieces(row, side="target") for row in (inputs[-1], predicted))
     source, encoded = (run.tokenizer.pieces(row) for row in (source, encoded))
     kinds = {
         "encoder self-attention": (r"encoder.*self_attention", encoded, encoded),
-        "decoder self-attention": (r"decoder.*self_attention", written, read),
-        "cross-attention": (r"decoder.*cross_attention", written, source),
+        "decoder self-attention": (r"decoder.*self_attention", predicted, read),
+        "cross-attention": (r"decoder.*cross_attention", predicted, source),
     }
-    weights = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(kept)}
+    leaves = jax.tree_util.tree_leaves_with_path(kept)
+    weights = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
     maps = []
     for name, (pattern, queries, keys) in kinds.items():
-        layers = [weights[path][0] for path in sorted(weights, key=_layer) if re.search(pattern, path)]
-        if layers:
-            maps.append(plots.AttentionMap(name, queries, keys, np.stack(layers)))
+        paths = sorted((path for path in weights if re.search(pattern, path)), key=_layer)
+        if paths:
+            weights_NHTS = np.stack([weights[path][0] for path in paths])
+            maps.append(attention_page.AttentionMap(name, queries, keys, weights_NHTS))
     return maps
 
 
@@ -75,53 +79,72 @@ def _layer(path: str) -> int:
 
 
 def attention(workdir: Path, text: str, output: Path) -> list[Path]:
-    """Static pictures of every layer and head, and one page to explore them on."""
+    """Writes figures of all layers and heads, and a page to explore them; returns the paths."""
     maps = attention_maps(trained.load(workdir), text)
-    grid = lambda each: (each.weights_NHTS, each.query_tokens, each.key_tokens)  # noqa: E731
-    figures = {each.name.replace(" ", "_"): plots.attention_grid(*grid(each), title=each.name) for each in maps}
-    written, page = _save(figures, output), output / "attention.html"
-    with _named(output):
-        write_whole(page, plots.attention_page(maps, title=text))
-    return [*written, page]
+    figures = {
+        each.name.replace(" ", "_"): plots.attention_grid(
+            each.weights_NHTS, each.query_tokens, each.key_tokens, title=each.name
+        )
+        for each in maps
+    }
+    paths, page = _save(figures, output), output / "attention.html"
+    with _output_errors(output):
+        write_whole(page, attention_page.html_page(maps, title=text))
+    return [*paths, page]
 
 
 def position_codes(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
-    """Each scheme that is a vector a position (or, for 'relative', an offset), by its name: (L, width)."""
+    """Returns the vectors (L, width) of each scheme that has one a position, by its name.
+
+    'relative' has one an offset.
+    """
     at_L = jnp.arange(POSITIONS)
     even = lambda width: width + width % 2  # noqa: E731  (for the schemes that pair dimensions)
-    ones_1L1K = jnp.ones((1, POSITIONS, 1, even(config.d_head or config.d_model // config.num_heads)))
+    d_head = even(config.d_head or config.d_model // config.num_heads)
+    ones_1L1K = jnp.ones((1, POSITIONS, 1, d_head))
+    rotated_1L1K = schemes.rotary(ones_1L1K, at_L[None], base=config.rope_base)
+    learned = schemes.LearnedPositions(POSITIONS, config.d_model)
+    relative = schemes.RelativeVectors(config)
     return {
         "sinusoidal": schemes.sinusoidal(at_L, even(config.d_model)),
-        **_tables(schemes.LearnedPositions(POSITIONS, config.d_model), "learned", "embedding", params, at_L[None]),
-        "rotary (of a vector of ones)": schemes.rotary(ones_1L1K, at_L[None], base=config.rope_base)[0, :, 0],
-        **_tables(schemes.RelativeVectors(config), "relative", "key", params, method="score_bias"),
+        **_tables(learned, "learned", "embedding", params, at_L[None]),
+        "rotary (of a vector of ones)": rotated_1L1K[0, :, 0],
+        **_tables(relative, "relative", "key", params, method="score_bias"),
     }
 
 
 def position_curves(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
-    """Each scheme that adds to the scores, by its name: (H, offset from -POSITIONS to POSITIONS)."""
+    """Returns the biases of each scheme that adds to the scores, by its name: (H, L).
+
+    The offsets L are -POSITIONS to POSITIONS.
+    """
     query_11, key_1L = jnp.zeros((1, 1), jnp.int32), jnp.arange(-POSITIONS, POSITIONS + 1)[None]
     curves = {"alibi": schemes.alibi(query_11, key_1L, num_heads=config.num_heads)[0, :, 0]}
     t5 = schemes.PositionBias(dataclasses.replace(config, position="t5_bias"), bidirectional=True)
     for name, table_RH in _tables(t5, "position_bias", "embedding", params).items():
-        sides = {"bidirectional": "decoder" not in name or config.decoder == "masked"}
-        curves[name.replace("position_bias", "t5_bias")] = schemes.t5_bias(table_RH, query_11, key_1L, **sides)[0, :, 0]
+        bidirectional = "decoder" not in name or config.decoder == "masked"
+        bias = schemes.t5_bias(table_RH, query_11, key_1L, bidirectional=bidirectional)
+        curves[name.replace("position_bias", "t5_bias")] = bias[0, :, 0]
     return curves
 
 
-def _tables(module: nn.Module, place: str, leaf: str, params: dict, *inputs, **options) -> dict[str, np.ndarray]:
-    """The tables that training made in `params` under `place`; without any, the one that `module` begins with."""
+def _tables(
+    module: nn.Module, scope: str, leaf: str, params: dict, *inputs, **options
+) -> dict[str, np.ndarray]:
+    """Returns the trained tables of `params` under `scope`, or else the initial one of `module`."""
     flat = traverse_util.flatten_dict(params, sep="/")
-    found = {path: table for path, table in flat.items() if path.endswith(f"{place}/{leaf}")}
+    found = {path: table for path, table in flat.items() if path.endswith(f"{scope}/{leaf}")}
     if found:
         return {path.removesuffix(f"/{leaf}"): np.asarray(table) for path, table in found.items()}
-    return {f"{place} (untrained)": module.init(jax.random.key(0), *inputs, **options)["params"][leaf]}
+    initial = module.init(jax.random.key(0), *inputs, **options)["params"]
+    return {f"{scope} (untrained)": initial[leaf]}
 
 
 def positions(workdir: Path, output: Path) -> list[Path]:
-    """What each scheme does: the run's own with what it has learned, the others as they begin."""
+    """Writes figures of all schemes, the run's own with its trained tables; returns the paths."""
     run = trained.load(workdir)
-    codes, curves = position_codes(run.config.model, run.params), position_curves(run.config.model, run.params)
+    codes = position_codes(run.config.model, run.params)
+    curves = position_curves(run.config.model, run.params)
     figures = {
         "positions": plots.positions({name: np.asarray(code) for name, code in codes.items()}),
         "position_scores": plots.position_scores(np.arange(-POSITIONS, POSITIONS + 1), curves),
@@ -131,7 +154,7 @@ def positions(workdir: Path, output: Path) -> list[Path]:
 
 
 def schedule(workdir: Path, output: Path) -> list[Path]:
-    """The learning rate of every step of a run."""
+    """Writes the figure of the learning rate of every step of a run; returns the paths."""
     config = workdir_lib.read_config(workdir)
     step_N = np.arange(1, config.train.num_steps + 1)
     sizes = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
@@ -140,17 +163,19 @@ def schedule(workdir: Path, output: Path) -> list[Path]:
 
 
 def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
-    """The curves of several runs, one panel a metric: over steps, and over time if all lines tell it.
+    """Writes figures of the metrics of runs over steps, and over time if logged; returns the paths.
 
     Raises:
-      InputError: a folder is no run, or has logged nothing yet.
+      InputError: a folder is not a run, or has no metrics yet.
     """
     runs = {}
     for folder in workdirs:
         workdir_lib.read_config(folder)
         runs[str(folder)] = metrics_log.read_metrics(workdir_lib.Workdir(folder).metrics)
         if not runs[str(folder)]:
-            raise InputError(f"{folder}: there is nothing in metrics.jsonl yet; train this run first.")
+            raise InputError(
+                f"{folder}: there is nothing in metrics.jsonl yet; train this run first."
+            )
     figures = {"metrics": plots.metrics(runs)}
     if all("seconds" in record for run in runs.values() for record in run):
         figures["metrics_over_time"] = plots.metrics(runs, over="minutes")
@@ -158,14 +183,18 @@ def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
 
 
 def _save(figures: Mapping[str, plots.Figure], output: Path) -> list[Path]:
-    with _named(output):
-        return [path for name, figure in figures.items() for path in plots.save(figure, output, name)]
+    with _output_errors(output):
+        return [
+            path for name, figure in figures.items() for path in plots.save(figure, output, name)
+        ]
 
 
 @contextlib.contextmanager
-def _named(output: Path) -> Iterator[None]:
-    """Says of what cannot be written that it is `output`."""
+def _output_errors(output: Path) -> Iterator[None]:
+    """Converts an OSError in the block to an InputError that names `output`."""
     try:
         yield
     except OSError as error:
-        raise InputError(f"--output={output}: cannot be written to: {error.strerror or error}.") from error
+        raise InputError(
+            f"--output={output}: cannot be written to: {error.strerror or error}."
+        ) from error

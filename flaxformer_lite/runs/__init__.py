@@ -1,1 +1,1 @@
-"""The folder of a run, and what the processes of a run have in common."""
+"""The folder of a run, its log, and checks between its processes."""

@@ -14,10 +14,12 @@ from flaxformer_lite.system.errors import InputError
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl: of several with the same split and step, the last. A torn last line is ignored.
+    """Returns the lines of a metrics.jsonl; for each split and step the last one.
+
+    An incomplete last line is ignored.
 
     Raises:
-      InputError: another line is no JSON.
+      InputError: another line is not JSON.
     """
     latest: dict[tuple[str, int], dict[str, Any]] = {}
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -27,28 +29,30 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise InputError(f"{path}, line {number}: expected a JSON object, got {line[:40]!r}.") from error
+            raise InputError(
+                f"{path}, line {number}: expected a JSON object, got {line[:40]!r}."
+            ) from error
         latest.pop((record["split"], record["step"]), None)
         latest[record["split"], record["step"]] = record
     return list(latest.values())
 
 
 def validation_scores(path: Path, score: Callable[[dict[str, Any]], float]) -> dict[int, float]:
-    """Step to `score(record)` of every evaluation on the validation split that `path` tells of."""
+    """Returns step to `score(record)` for every line of the validation split in `path`."""
     return {r["step"]: score(r) for r in read_metrics(path) if r["split"] == "validation"}
 
 
 def remove_torn_line(path: Path) -> None:
-    """Cuts what follows the last line end: a process that was killed may have left half a line."""
+    """Removes an incomplete last line, which a killed process may have left."""
     if path.exists():
         with path.open("rb+") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def reopen(path: Path) -> None:
-    """Makes a log that ends with a test line end with its last validation line, which is written again.
+    """Appends the last validation line again to a log that ends with a test line.
 
-    So what was measured stays, and is not the result of the run any more.
+    The test line stays in the log, but is no longer the result of the run.
     """
     lines = read_metrics(path)
     others = [line for line in lines if line["split"] == "validation"]
@@ -59,9 +63,9 @@ def reopen(path: Path) -> None:
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to TensorBoard's event file in `folder`; does nothing if not `enabled`.
+    """Appends to `metrics.jsonl` and to TensorBoard's event file in `folder`, if `enabled`.
 
-    Each line tells in `seconds` how long the run has taken up to it: all of its starts, without the time in between.
+    Each line contains in `seconds` the time of all starts of the run, without the time in between.
     """
 
     def __init__(
@@ -75,40 +79,45 @@ class MetricsWriter:
         """
         Args:
           folder: on disk.
-          started: when this start of the run began, by `time.monotonic()`; None: now.
-          publish: copies the folder to where others read it.
+          started: the time of this start, by `time.monotonic()`; None: now.
+          publish: copies the folder to the workdir of the run.
         """
         self._file = self._events = None
         self._publish = publish
-        self._begun = time.monotonic() if started is None else started
+        self._started = time.monotonic() if started is None else started
         if enabled:
-            remove_torn_line(folder / "metrics.jsonl")
-            self._begun -= max([0.0, *(line.get("seconds", 0.0) for line in read_metrics(folder / "metrics.jsonl"))])
-            self._file = os.open(folder / "metrics.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            path = folder / "metrics.jsonl"
+            remove_torn_line(path)
+            before = (line.get("seconds", 0.0) for line in read_metrics(path))
+            self._started -= max([0.0, *before])
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             self._events = tensorboardX.SummaryWriter(str(folder), flush_secs=10)
 
     def elapsed(self) -> float:
-        """Seconds that the run has taken so far."""
-        return time.monotonic() - self._begun
+        """Returns the seconds that all starts of the run have taken."""
+        return time.monotonic() - self._started
 
-    def write(self, step: int, split: str, values: dict[str, float], *, parameters: str | None = None) -> None:
-        """One line, in one write; a value that JSON cannot hold becomes null.
+    def write(
+        self, step: int, split: str, values: dict[str, float], *, parameters: str | None = None
+    ) -> None:
+        """Writes a line with a single system call; a value that JSON cannot represent becomes null.
 
         Args:
-          parameters: which ones were measured, if not those of this step as they are; a word of the line.
+          parameters: a note in the line, if these are not the raw parameters of this step.
         """
         if self._file is None:
             return
         words = {"seconds": round(self.elapsed(), 1)}
         words |= {} if parameters is None else {"parameters": parameters}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        os.write(self._file, (json.dumps({"step": step, "split": split, **words, **finite}) + "\n").encode())
+        line = json.dumps({"step": step, "split": split, **words, **finite}) + "\n"
+        os.write(self._file, line.encode())
         for name, value in finite.items():
             if value is not None:
                 self._events.add_scalar(f"{split}/{name}", value, step)
 
     def flush(self) -> None:
-        """Brings TensorBoard's file up to date, which metrics.jsonl always is, and publishes both."""
+        """Flushes TensorBoard's file, and publishes both; metrics.jsonl is never buffered."""
         if self._events is not None:
             self._events.flush()
             self._publish()

@@ -1,4 +1,4 @@
-"""What all processes of a run must agree on before its first step: whoever differs is named, with its host."""
+"""Checks between the processes of a run; an error names the process that differs, and its host."""
 
 import json
 import socket
@@ -22,11 +22,11 @@ Result = TypeVar("Result")
 
 
 class Refused(InputError):
-    """What one process refused, raised in every one."""
+    """An error of 1 process, raised in all of them."""
 
 
 def gather(value: Any) -> list[Any]:
-    """The `value` of every process, anything that JSON can hold, in their order; all processes must call it."""
+    """Returns the JSON-serializable `value` of every process, in order; all must call it."""
     if jax.process_count() == 1:
         return [value]
     mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -34,43 +34,45 @@ def gather(value: Any) -> list[Any]:
     padded = np.zeros(int(size_P.max()), np.uint8)
     padded[: len(mine)] = mine
     texts = multihost_utils.process_allgather(padded)
-    return [json.loads(bytes(text[:size]).decode()) for text, size in zip(texts, size_P, strict=True)]
+    return [
+        json.loads(bytes(text[:size]).decode()) for text, size in zip(texts, size_P, strict=True)
+    ]
 
 
 def barrier(name: str) -> None:
-    """Returns when every process has come here; `name` says where."""
+    """Waits until every process has called this with the same `name`."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def together(function: Callable[[], Result]) -> Result:
-    """`function()`, in every process.
+    """Calls `function` in every process and returns the result.
 
     Raises:
-      Refused: it failed in one of them, with ValueError or OSError; then it is raised in all, and says in which.
+      Refused: in all processes, if it raised ValueError or OSError in one of them.
     """
     if jax.process_count() == 1:
         return function()
-    result, complaint = None, None
+    result, problem = None, None
     try:
         result = function()
-    except Refused:  # by all, within `function`
+    except Refused:  # already raised in all, within `function`
         raise
     except (ValueError, OSError) as error:
-        complaint = str(error)
-    for process, (host, said) in enumerate(gather([socket.gethostname(), complaint])):
-        if said is not None:
-            raise Refused(f"process {process} on {host}: {said}")
+        problem = str(error)
+    for process, (host, message) in enumerate(gather([socket.gethostname(), problem])):
+        if message is not None:
+            raise Refused(f"process {process} on {host}: {message}")
     return result
 
 
 def by_process_0(function: Callable[[], Any]) -> None:
-    """Calls it in process 0, for which the others wait; raises as `together`."""
+    """Calls `function` in process 0 while the others wait; raises `Refused`, see `together`."""
     together(lambda: function() if jax.process_index() == 0 else None)
 
 
 def check_config(config: Config) -> None:
-    """Raises InputError unless every process has the config of process 0, and its versions of what computes."""
+    """Raises InputError unless every process has the config and the versions of process 0."""
     versions = {"flaxformer_lite": flaxformer_lite.__version__, "jax": jax.__version__}
     configs = {
         f"config.{section}.{name}": value
@@ -81,26 +83,26 @@ def check_config(config: Config) -> None:
 
 
 def check_same(values: Mapping[str, Any], advice: str) -> None:
-    """Raises InputError unless every process has the `values` of process 0: the first name that differs, and who."""
+    """Raises InputError unless every process has the `values` of process 0."""
     known = gather([socket.gethostname(), dict(values)])
     host, first = known[0]
     for process, (other_host, others) in enumerate(known):
         for name in [*first, *(others.keys() - first.keys())]:
             if others.get(name) != first.get(name):
                 raise InputError(
-                    f"{name}: process 0 on {host} has {first.get(name)!r}, process {process} on {other_host} has "
-                    f"{others.get(name)!r}; {advice}."
+                    f"{name}: process 0 on {host} has {first.get(name)!r}, process {process} on "
+                    f"{other_host} has {others.get(name)!r}; {advice}."
                 )
 
 
 def check_workdir(path: Path, *, seconds: float = 30.0) -> None:
-    """Raises InputError unless every process sees within so many seconds what process 0 writes in `path`."""
+    """Raises InputError unless all processes see a file of process 0 in `path` within `seconds`."""
     if jax.process_count() == 1:
         return
     seal = place(path) / f".seen-by-all-{gather(uuid.uuid4().hex)[0]}"
     if jax.process_index() == 0:
         seal.touch()
-    barrier("the seal is there")
+    barrier("the seal exists")
     end = time.monotonic() + seconds
     while not seal.exists() and time.monotonic() < end:
         time.sleep(0.1)
@@ -110,6 +112,6 @@ def check_workdir(path: Path, *, seconds: float = 30.0) -> None:
     for process, (host, seen) in enumerate(sees):
         if not seen:
             raise InputError(
-                f"--workdir={path}: process {process} on {host} does not see what process 0 on {sees[0][0]} writes "
-                "there; name a folder that all of them share."
+                f"--workdir={path}: process {process} on {host} does not see what process 0 on "
+                f"{sees[0][0]} writes there; name a folder that all of them share."
             )

@@ -1,4 +1,4 @@
-"""The folder of one run: what lies where in it, and what a second start may change."""
+"""The folder of a run: its files, its lock, and the settings that a resumed run may change."""
 
 import contextlib
 import dataclasses
@@ -21,17 +21,17 @@ from flaxformer_lite.system.storage import (
     check_bucket,
     in_bucket,
     make_folder,
+    nearest_existing,
     on_disk,
     place,
     remove_tree,
-    what_exists,
     why_unwritable,
     write_whole,
 )
 
-STEP_LOGGED = b'"split": "train"'
-TRIES = 9  # to make a folder that somebody else may be taking away; some can be made by nobody
-PATIENCE = 120.0  # seconds that a training waits for another one in its folder
+TRAIN_LINE = b'"split": "train"'
+RETRIES = 9  # of creating a folder that another process may remove
+LOCK_TIMEOUT = 120.0  # seconds that a training waits for another one in its folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +42,17 @@ class Workdir:
 
     @property
     def logs(self) -> Path:
-        """Where process 0 writes the log: the folder itself, or on its disk for a bucket, which takes no additions."""
+        """The folder on disk to which process 0 writes the log; a bucket cannot append to files."""
         return on_disk(self.path, "logs")
 
     @property
     def config(self) -> Path:
-        """The resolved config, JSON."""
+        """The resolved config, as JSON."""
         return self.path / "config.json"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line."""
+        """The log, with a JSON object a line."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -62,31 +62,31 @@ class Workdir:
 
     @property
     def checkpoints(self) -> Path:
-        """One folder a step."""
+        """The folder of checkpoints, with a folder for each step."""
         return self.path / "checkpoints"
 
     @property
     def imported(self) -> Path:
-        """Where the weights of step 0 came from, JSON, if they came from elsewhere."""
+        """The source of imported weights, as JSON; does not exist for other runs."""
         return self.path / "imported.json"
 
     @property
     def log(self) -> Path:
-        """The `metrics.jsonl` that process 0 adds to."""
+        """The `metrics.jsonl` that process 0 appends to."""
         return self.logs / self.metrics.name
 
     @property
     def profile(self) -> Path:
-        """A trace of some steps, for TensorBoard and XProf; part of the log."""
+        """The trace of some steps, for TensorBoard and XProf; part of the log."""
         return self.logs / "profile"
 
     @property
     def samples(self) -> Path:
-        """What the model wrote at each evaluation, one file each; translations that were scored, beside the scores."""
+        """The generated texts of each evaluation, and the scored translations with their scores."""
         return self.path / "samples"
 
     def fetch_logs(self) -> None:
-        """The log on this disk begins as the bucket has it, unless it is the same and goes on."""
+        """Copies the log of a bucket to this disk, unless the local log is the same or longer."""
         if self.logs == self.path:
             return
         published = self.metrics.read_bytes() if self.metrics.exists() else b""
@@ -98,19 +98,21 @@ class Workdir:
             self.log.write_bytes(published)
 
     def publish_logs(self) -> None:
-        """Copies to the bucket what of the log has changed; what cannot be copied now is told, and stays on disk."""
+        """Copies the changed files of the log to the bucket; logs a warning if that fails."""
         if self.logs == self.path:
             return
-        for file in sorted(self.logs.rglob("*"), key=lambda file: (file.name != self.metrics.name, file)):
+        metrics_first = lambda file: (file.name != self.metrics.name, file)  # noqa: E731
+        for file in sorted(self.logs.rglob("*"), key=metrics_first):
             copy = self.path / file.relative_to(self.logs)
             try:
-                if file.is_file() and not (copy.exists() and copy.stat().length == file.stat().st_size):
+                copied = copy.exists() and copy.stat().length == file.stat().st_size
+                if file.is_file() and not copied:
                     write_whole(copy, file.read_bytes())
-            except Exception as error:  # of the network, of credentials, of the server: no reason to stop training
+            except Exception as error:  # a network failure must not stop training
                 logging.warning("%s: not copied from %s now: %s", copy, file, error)
 
     def write_sample(self, name: str, text: str) -> None:
-        """Writes `samples/<name>`; where a bucket does not take it, that is told, and is no reason to stop training."""
+        """Writes `samples/<name>`; logs a warning if a bucket fails, so that training continues."""
         try:
             write_whole(self.samples / name, text)
         except OSError as error:
@@ -120,12 +122,16 @@ class Workdir:
 
 
 def new_path(config_name: str) -> Path:
-    """A folder under `runs/` named after the config and the time, to the second."""
+    """Returns a folder under `runs/` named after the config and the time, to the second."""
     return Path("runs") / f"{config_name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def has_run(path: Path) -> bool:
-    """Whether `path` is the workdir of a run. Raises InputError if it is in a bucket that cannot be read."""
+    """Whether `path` is the workdir of a run.
+
+    Raises:
+      InputError: it is in a bucket that cannot be read.
+    """
     path = place(path)
     if in_bucket(path):
         check_bucket(path)
@@ -133,14 +139,17 @@ def has_run(path: Path) -> bool:
 
 
 def read_config(path: Path) -> Config:
-    """The resolved config that a run has saved.
+    """Returns the resolved config that a run has saved.
 
     Raises:
-      InputError: there is no such folder or run, or its config cannot be read.
+      InputError: the folder or the run does not exist, or its config cannot be read.
     """
     file = Workdir(place(path)).config
     if not has_run(path):
-        raise InputError(f"{path}: expected the workdir of a run, but it has no config.json; check --workdir.")
+        raise InputError(
+            "expected the workdir of a run, but it has no config.json; check --workdir.",
+            where=str(path),
+        )
     try:
         return config_lib.resolve(json.loads(file.read_text()))
     except (OSError, ValueError, AttributeError) as error:
@@ -150,8 +159,8 @@ def read_config(path: Path) -> Config:
 def check(path: Path, config: Config) -> None:
     """Raises InputError if `path` cannot be the workdir of `config`; creates nothing.
 
-    A run that exists may go on with another `MAY_DIFFER_ON_RESUME`, and with nothing else changed; imported weights
-    that no step has changed yet may be trained in any way, as the model that they are.
+    An existing run may only resume with changes of `MAY_DIFFER_ON_RESUME`. Imported weights before
+    the first step allow every change that keeps the model.
     """
     path = place(path)
     if in_bucket(path):
@@ -162,23 +171,24 @@ def check(path: Path, config: Config) -> None:
         untrained = is_untrained(path)
         if untrained and config.data.dataset == DataConfig().dataset:
             raise InputError(
-                f"config.data.dataset: expected what the imported weights in {path} are to learn, and "
-                f"{config.data.dataset!r} is the default; name it, for example parallel_text with data.train_files."
+                f"config.data.dataset: expected what the imported weights in {path} are to "
+                f"learn, and {config.data.dataset!r} is the default; name it, for example "
+                "parallel_text with data.train_files."
             )
         for name, old, new in config_lib.differences(read_config(path), config):
-            free = name not in FIXED_BY_WEIGHTS if untrained else name.startswith(config_lib.MAY_DIFFER_ON_RESUME)
-            if not free:
+            may_differ = name.startswith(config_lib.MAY_DIFFER_ON_RESUME)
+            if not (name not in FIXED_BY_WEIGHTS if untrained else may_differ):
                 raise InputError(
-                    f"config.{name}: the run in {path} has {old!r}, and this start asks for {new!r}; "
-                    "leave it as it was, or use a new --workdir."
+                    f"config.{name}: the run in {path} has {old!r}, and this start asks for "
+                    f"{new!r}; leave it as it was, or use a new --workdir."
                 )
 
 
 def is_untrained(path: Path) -> bool:
-    """Whether `path` holds imported weights, and no checkpoint of a later step.
+    """Whether `path` contains imported weights, and no checkpoint of a later step.
 
     Raises:
-      InputError: the weights are gone, and no checkpoint is there.
+      InputError: there are no checkpoints at all.
     """
     paths = Workdir(place(path))
     if not paths.imported.exists():
@@ -186,22 +196,30 @@ def is_untrained(path: Path) -> bool:
     entries = paths.checkpoints.iterdir() if paths.checkpoints.exists() else ()
     steps = {entry.name for entry in entries if entry.name.isdecimal()}
     if not steps:
-        raise InputError(f"{paths.checkpoints}: the imported weights are gone; import them again, to a new --workdir.")
+        raise InputError(
+            f"{paths.checkpoints}: the imported weights are gone; import them again, to a new "
+            "--workdir."
+        )
     return steps == {"0"}
 
 
 def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise InputError(f"--workdir={path}: expected a folder, but it is a file; choose another name.")
+        raise InputError(
+            f"--workdir={path}: expected a folder, but it is a file; choose another name."
+        )
     if why_unwritable(path):
-        raise InputError(f"--workdir={path}: {what_exists(path)} cannot be written to; choose another folder.")
+        raise InputError(
+            f"--workdir={path}: {nearest_existing(path)} cannot be written to; choose another "
+            "folder."
+        )
 
 
 def same_result(path: Path, config: Config) -> bool:
-    """Whether a run in `path` that has ended is the result that `config` asks for, and not to be measured anew.
+    """Whether the test line of a finished run in `path` is still its result with `config`.
 
-    Which parameters are averaged and how texts are written may change afterwards; every process must read the old
-    config before one of them saves the new.
+    It is not if `train.average` or the decoding have changed. Every process must call this before
+    one of them saves the new config.
     """
     if not Workdir(place(path)).config.exists():
         return False
@@ -210,10 +228,10 @@ def same_result(path: Path, config: Config) -> bool:
 
 
 def create(path: Path, config: Config) -> Workdir:
-    """Makes the folder and saves `config` in it, whole or not at all.
+    """Creates the folder and saves `config` in it atomically.
 
     Raises:
-      InputError: the folder cannot be made or written to.
+      InputError: the folder cannot be created or written to.
     """
     workdir = Workdir(place(path))
     try:
@@ -222,83 +240,95 @@ def create(path: Path, config: Config) -> Workdir:
         workdir.fetch_logs()
     except OSError as error:
         reason = error.strerror or error
-        raise InputError(f"--workdir={path}: cannot be written to: {reason}; choose another folder.") from error
+        raise InputError(
+            f"--workdir={path}: cannot be written to: {reason}; choose another folder."
+        ) from error
     return workdir
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Keeps every other training out of `path`, as far as its disk has locks; of a bucket those on this machine.
+def exclusive(path: Path) -> Iterator[None]:
+    """Locks the workdir `path` for this training; a workdir in a bucket, on this machine only.
 
-    One that is there is waited for `PATIENCE` seconds: a scheduler may start a run anew while the old one still saves.
-    The folder is made, and taken away if nothing came into it.
+    Waits `LOCK_TIMEOUT` seconds for another training: a scheduler may restart a run while the old
+    process still saves. Creates the folder, and removes it if it stays empty. On a disk without
+    locks other trainings are not excluded.
 
     Raises:
-      InputError: another one is still there, or the folder cannot be made.
+      InputError: another training still has the lock, or the folder cannot be created.
     """
     workdir = Workdir(absolute(path))
     file = (
-        workdir.logs / ".lock" if workdir.logs == workdir.path else workdir.logs.with_name(f"{workdir.logs.name}.lock")
+        workdir.logs / ".lock"
+        if workdir.logs == workdir.path
+        else workdir.logs.with_name(f"{workdir.logs.name}.lock")
     )
-    made: list[Path] = []
+    created: list[Path] = []
     try:
-        lock = _lock(file, path, made)
+        lock = _lock(file, path, created)
     except OSError as error:
         reason = error.strerror or error
-        raise InputError(f"--workdir={path}: cannot be written to: {reason}; choose another folder.") from error
+        raise InputError(
+            f"--workdir={path}: cannot be written to: {reason}; choose another folder."
+        ) from error
     try:
         yield
     finally:
         file.unlink(missing_ok=True)
         os.close(lock)
-        for folder in made:
-            with contextlib.suppress(OSError):  # it holds something
+        for folder in created:
+            with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
 
 
-def _lock(file: Path, workdir: Path, made: list[Path]) -> int:
-    """`file`, opened and locked until it is closed, or the process dies however it dies; `made` gets new folders."""
-    begun, told, lost = time.monotonic(), False, 0
-    while time.monotonic() - begun <= PATIENCE:
-        made += [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
+def _lock(file: Path, workdir: Path, created: list[Path]) -> int:
+    """Opens and locks `file`, until it is closed or the process dies; appends new folders."""
+    start, warned, lost = time.monotonic(), False, 0
+    while time.monotonic() - start <= LOCK_TIMEOUT:
+        created += [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
-            if lost == TRIES:
+        except FileNotFoundError:  # another process removed the folder in between
+            if lost == RETRIES:
                 raise
-            lost += 1  # who was there has taken away the folder it had made, between the two
+            lost += 1
             continue
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            if error.errno in NO_LOCKS:
-                return opened
-            os.close(opened)
-            raise
-        else:
-            with contextlib.suppress(FileNotFoundError):  # who had it has taken it away meanwhile
-                if os.path.samestat(os.fstat(opened), file.stat()):
-                    return opened
+        if _try_lock(file, opened):
+            return opened
         os.close(opened)
-        if not told and time.monotonic() - begun > 2:
-            logging.warning("%s: another process is training in it; waiting for that to end", workdir)
-            told = True
+        if not warned and time.monotonic() - start > 2:
+            logging.warning(
+                "%s: another process is training in it; waiting for that to end", workdir
+            )
+            warned = True
         time.sleep(0.2)
     raise InputError(
-        f"--workdir={workdir}: another process is training in it; wait for that or stop it, or use a new --workdir."
+        f"--workdir={workdir}: another process is training in it; wait for that or stop it, or use "
+        "a new --workdir."
     )
+
+
+def _try_lock(file: Path, opened: int) -> bool:
+    """Locks `opened` if no other process has the lock and it still is `file`; whether it did."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return True
+        os.close(opened)
+        raise
+    with contextlib.suppress(FileNotFoundError):  # the last owner of the lock removed the file
+        return os.path.samestat(os.fstat(opened), file.stat())
+    return False
 
 
 @contextlib.contextmanager
 def untouched_if_refused(path: Path) -> Iterator[None]:
-    """Undoes what the block writes at `path` if it raises ValueError before it trains: bad input leaves nothing.
-
-    Once a step is logged, the run has begun, or gone on, as the new config says.
-    """
-    before = _Before(Workdir(absolute(path)))
+    """Restores the workdir `path` if the block raises ValueError before it logs a step."""
+    before = _Snapshot(Workdir(absolute(path)))
     try:
         yield
     except ValueError:
@@ -307,34 +337,37 @@ def untouched_if_refused(path: Path) -> Iterator[None]:
         raise
 
 
-class _Before:
-    """A workdir as it was before a start: what there was, its config, and the length of its log."""
+class _Snapshot:
+    """The state of a workdir before a start: its files, its config, and the length of its log."""
 
     def __init__(self, workdir: Workdir):
         self._workdir, self._logs_are_new = workdir, not workdir.logs.exists()
         if not self._logs_are_new or workdir.metrics.exists():
-            workdir.fetch_logs()  # else what it brings would be taken for new
-        made = [workdir.tokenizer, workdir.config]
+            workdir.fetch_logs()  # otherwise its files would count as new
+        created = [workdir.tokenizer, workdir.config]
         if not in_bucket(workdir.path):  # a bucket has no empty folders
-            made += [workdir.samples, workdir.checkpoints, workdir.path, *workdir.path.parents]
-        self._missing = [entry for entry in made if not entry.exists()]
+            created += [workdir.samples, workdir.checkpoints, workdir.path, *workdir.path.parents]
+        self._missing = [entry for entry in created if not entry.exists()]
         self._has_log = workdir.log.exists()
         self._log_size = workdir.log.stat().st_size if self._has_log else 0
         self._steps = self._logged_steps()
-        self._config = None if workdir.config in self._missing else workdir.config.read_text(encoding="utf-8")
+        had_config = workdir.config not in self._missing
+        self._config = workdir.config.read_text(encoding="utf-8") if had_config else None
 
     def _logged_steps(self) -> int:
-        return self._workdir.log.read_bytes().count(STEP_LOGGED) if self._workdir.log.exists() else 0
+        log = self._workdir.log
+        return log.read_bytes().count(TRAIN_LINE) if log.exists() else 0
 
     def has_trained(self) -> bool:
-        """Whether a step has been logged since."""
-        return self._logged_steps() > self._steps or (self._workdir.log.exists() and not self._has_log)
+        """Whether a step has been logged since the snapshot."""
+        new_log = self._workdir.log.exists() and not self._has_log
+        return new_log or self._logged_steps() > self._steps
 
     def restore(self) -> None:
-        """Removes what is new, and puts the config and the log back."""
+        """Removes new files, and restores the config and the log."""
         workdir = self._workdir
         for entry in self._missing:
-            with contextlib.suppress(OSError):  # it was not made, or holds something else
+            with contextlib.suppress(OSError):  # it does not exist, or is not empty
                 entry.rmdir() if entry.is_dir() else entry.unlink()
         if in_bucket(workdir.path) and self._logs_are_new:
             remove_tree(workdir.logs)

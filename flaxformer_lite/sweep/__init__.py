@@ -1,1 +1,1 @@
-"""Sweeps: many runs from one file, checked before they start, killed and resumed at will, compared in one table."""
+"""Sweeps: many runs from one file, checked before training, resumable, compared in one table."""

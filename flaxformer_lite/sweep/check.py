@@ -1,4 +1,4 @@
-"""Whether a config could be trained at all, found out before it is: its step, traced for its longest batch."""
+"""Checks of a sweep's configs before training: the step of each is traced for its longest batch."""
 
 import dataclasses
 import functools
@@ -10,44 +10,51 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.batches import batch_shapes
 from flaxformer_lite.model import backends, parameters, transformer
-from flaxformer_lite.sweep.space import Point, Settings, refuse
+from flaxformer_lite.sweep.space import Point, Settings, raise_errors
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import step as step_lib
 
 
 def check_all(points: Sequence[Point], settings: Settings, where: str) -> None:
-    """Traces the step of every point; of those that differ in numbers alone, such as a learning rate, one.
+    """Traces the step of every point; points that differ only in numbers are traced once.
 
     Raises:
-      InputError: steps that cannot be computed; the first five are named.
+      InputError: some steps cannot be computed; the message names the first five.
     """
-    found = [(number, point, fault(point.config, settings)) for number, point in enumerate(points)]
-    refuse([f"point {number} ({point.label}): {what}" for number, point, what in found if what], where)
+    errors = []
+    for number, point in enumerate(points):
+        if error := config_error(point.config, settings):
+            errors.append(f"point {number} ({point.label}): {error}")
+    raise_errors(errors, where)
 
 
 def parameter_count(config: Config) -> int:
-    """How many numbers the model of a run learns, whose config knows all sizes."""
-    shapes = parameters.shapes(transformer.build_model(_sized(config).model))
+    """Returns the number of trained parameters; `config` is that of a run, with all sizes set."""
+    shapes = parameters.shapes(transformer.build_model(_with_sizes(config).model))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def fault(config: Config, settings: Settings) -> str | None:
-    """Why a config cannot be trained, or the objective not measured, in one line; None if all is well."""
+def config_error(config: Config, settings: Settings) -> str | None:
+    """Returns in one line why `config` cannot be trained, or its objective not computed.
+
+    None if there is no error.
+    """
     try:
         _check_objective(config, settings.objective)
     except InputError as error:
         return str(error)
-    return _fault_of_step(_of_shape(config))
+    return step_error(_representative(config))
 
 
 @functools.cache
-def _fault_of_step(config: Config) -> str | None:
-    """Why the step cannot be computed."""
+def step_error(config: Config) -> str | None:
+    """Returns in one line why the training step of `config` cannot be computed; None if it can."""
     try:
-        config = _sized(config)
+        config = _with_sizes(config)
         train_step, initial_state = step_lib.of_config(config)
         state = jax.eval_shape(initial_state)
-        jax.eval_shape(train_step, state, batch_shapes.struct(config, *batch_shapes.possible(config)[-1]))
+        longest = batch_shapes.possible(config)[-1]
+        jax.eval_shape(train_step, state, batch_shapes.struct(config, *longest))
     except (ValueError, TypeError) as error:
         return ([*str(error).strip().splitlines(), type(error).__name__])[0]
     return None
@@ -58,26 +65,36 @@ def _check_objective(config: Config, objective: str) -> None:
     if (objective == "bits_per_byte" and architecture != "decoder_lm") or (
         objective == "perplexity" and architecture == "encoder_classifier"
     ):
-        raise InputError(f"SWEEP['objective']: {objective!r} is not measured for model.architecture={architecture!r}.")
+        raise InputError(
+            f"SWEEP['objective']: {objective!r} is not computed for "
+            f"model.architecture={architecture!r}."
+        )
     if objective in config_lib.CHOICES["train.best_metric"]:
-        train = dataclasses.replace(config.train, best_metric=objective)  # what says which metrics a config has
+        # `resolve` checks that the config has the metric.
+        train = dataclasses.replace(config.train, best_metric=objective)
         config_lib.resolve(config_lib.to_dict(dataclasses.replace(config, train=train)))
 
 
-def _sized(config: Config) -> Config:
-    """The config with the sizes that only the data tells: the vocabulary asked for, and two classes."""
+def _with_sizes(config: Config) -> Config:
+    """Sets the sizes that depend on the data: the requested vocabulary size, and two classes."""
     config = with_vocabulary(config, config.data.vocab_size)
     if config.model.architecture == "encoder_classifier" and config.model.num_classes is None:
         config = config_lib.with_classes(config, ["", ""])
     return config
 
 
-def _of_shape(config: Config) -> Config:
-    """The config with one layer, as all are alike, and with numbers that no shape depends on set to 0.5: what stands
-    for many others, and is quickly traced."""
-    optim = dataclasses.replace(config.optim, learning_rate=0.5, warmup_steps=1, b1=0.5, b2=0.5, eps=0.5)
-    smoothed = 0.5 if config.train.label_smoothing else 0.0
-    train = dataclasses.replace(config.train, num_steps=1, label_smoothing=smoothed, eval_every=1, checkpoint_every=1)
+def _representative(config: Config) -> Config:
+    """Returns the config to trace in place of all configs with the same shapes.
+
+    It has one layer, as all layers are the same, and 0.5 for numbers that no shape depends on.
+    """
+    optim = dataclasses.replace(
+        config.optim, learning_rate=0.5, warmup_steps=1, b1=0.5, b2=0.5, eps=0.5
+    )
+    smoothing = 0.5 if config.train.label_smoothing else 0.0
+    train = dataclasses.replace(
+        config.train, num_steps=1, label_smoothing=smoothing, eval_every=1, checkpoint_every=1
+    )
     model = dataclasses.replace(config.model, num_encoder_layers=1, num_decoder_layers=1)
     model = dataclasses.replace(model, dropout=0.5 if model.dropout else 0.0)
     model = dataclasses.replace(model, backend=backends.stand_in(model.backend))

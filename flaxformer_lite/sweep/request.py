@@ -1,21 +1,21 @@
-"""The options of a sweep."""
+"""The options of the command `sweep`."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 
 class SweepRequest(NamedTuple):
-    """The sweep's file, its folder, and how its points are run."""
+    """A sweep's file, its folder, and how its points are run."""
 
     file: Path
     overrides: list[str]  # '--config.section.field=value', for all points
     workdir: Path
-    jobs: int
-    gpus: list[str]  # a job for each, which sees it alone
+    jobs: int  # points at a time
+    gpus: list[str]  # one GPU for each job, the only one visible to it
     storage: str | None  # URL of a database
-    study: str  # the study's name in it
-    worker: bool  # joins a sweep that was begun elsewhere
+    study: str  # the study's name in the database
+    worker: bool  # joins a sweep that another worker has started
     retry_failed: bool
-    submit: int  # workers that Slurm is to run in place of this process; 0: none
+    submit: int  # number of workers to submit to Slurm instead of running points here; 0: none
     cluster: str
     cluster_options: dict[str, str]

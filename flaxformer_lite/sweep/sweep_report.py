@@ -1,4 +1,4 @@
-"""What a sweep has found: a table of its points as CSV and Markdown, pictures, and the best config as a file."""
+"""The report of a sweep: a table as CSV and Markdown, figures, and the best config as a file."""
 
 import csv
 import functools
@@ -10,34 +10,39 @@ from typing import Any
 
 from flaxformer_lite.plotting.plots import save
 from flaxformer_lite.runs import workdir as workdir_lib
-from flaxformer_lite.sweep import check, study, sweep_plots
+from flaxformer_lite.sweep import check, sweep_plots
+from flaxformer_lite.sweep.importance import importances
 from flaxformer_lite.sweep.results import Row, SweepFolder
 from flaxformer_lite.sweep.space import Settings
 from flaxformer_lite.sweep.study import COMPLETE, FAILED
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 
-TIMES = ("tokens_per_second", "minutes")  # columns that measure time: no two runs have the same
+TIMES = ("tokens_per_second", "minutes")  # timings: they differ between any two runs
 
 
-def write(folder: SweepFolder, *, show: Callable[[str], None] = lambda text: None) -> tuple[str, list[Path]]:
-    """The table as Markdown, and the files that were written: `report/` below the sweep's folder.
+def write(
+    folder: SweepFolder, *, show: Callable[[str], None] = lambda text: None
+) -> tuple[str, list[Path]]:
+    """Writes `report/` in the sweep's folder; returns the table as Markdown, and the new files.
 
     Args:
-      show: gets the table before anything is written.
+      show: called with the table before any file is written.
 
     Raises:
-      InputError: it is no sweep's folder, or `report/` cannot be written.
+      InputError: the folder is not of a sweep, or `report/` cannot be written.
     """
     settings, rows = folder.settings(), folder.rows()
     table = columns(folder, rows, settings)
-    text = markdown(_for_readers(table, rows), settings, best_row(rows, settings))
-    failed = [f"- point {row.number} ({row.label}): {row.reason}" for row in rows if row.state == FAILED]
+    best = best_row(rows, settings)
+    text = markdown(_for_readers(table, rows), settings, best)
+    failed = [
+        f"- point {row.number} ({row.label}): {row.reason}" for row in rows if row.state == FAILED
+    ]
     if failed:
         text += "\n\nFailed:\n" + "\n".join(failed)
     show(text)
     files = {"results.csv": as_csv(table), "runs.csv": _runs_csv(rows), "results.md": f"{text}\n"}
-    best = best_row(rows, settings)
     if best is not None:
         config = folder.point(best.number).config.read_text(encoding="utf-8")
         files["best.py"] = config.replace('"""Point', '"""The best: point', 1)
@@ -46,20 +51,22 @@ def write(folder: SweepFolder, *, show: Callable[[str], None] = lambda text: Non
         folder.report.mkdir(parents=True, exist_ok=True)
         for path, content in zip(paths, files.values(), strict=True):
             write_whole(path, content)
-        return text, paths + _draw(folder, rows, settings)
+        return text, paths + _plot(folder, rows, settings)
     except OSError as error:
-        raise InputError(f"{folder.report}: cannot be written: {error.strerror or error}.") from error
+        raise InputError(
+            f"{folder.report}: cannot be written: {error.strerror or error}."
+        ) from error
 
 
 def best_row(rows: Sequence[Row], settings: Settings) -> Row | None:
-    """The complete point whose mean objective is best; of equal ones the first."""
-    done = [row for row in rows if row.state == COMPLETE]
+    """Returns the complete point with the best mean objective, the first of equal ones."""
+    complete = [row for row in rows if row.state == COMPLETE]
     sign = 1 if settings.minimizes else -1
-    return min(done, key=lambda row: sign * row.mean(settings.objective), default=None)
+    return min(complete, key=lambda row: sign * row.mean(settings.objective), default=None)
 
 
 def columns(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> dict[str, list[Any]]:
-    """Name to a value for each point; None where there is none."""
+    """Returns the columns of the table by name; a missing value is None."""
     count = functools.cache(check.parameter_count)
 
     def parameters(row: Row) -> int | None:
@@ -92,7 +99,7 @@ def columns(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> dic
 
 
 def as_csv(table: dict[str, list[Any]]) -> str:
-    """The columns with every digit."""
+    """Returns the columns as CSV, with all digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table)
@@ -101,7 +108,7 @@ def as_csv(table: dict[str, list[Any]]) -> str:
 
 
 def markdown(table: dict[str, list[Any]], settings: Settings, best: Row | None) -> str:
-    """The columns for a reader: mean and spread in one, the best objective in bold."""
+    """Returns the columns as Markdown: mean ± spread in one cell, the best objective in bold."""
     shown: dict[str, list[str]] = {}
     for name, values in table.items():
         if name.endswith(" ±"):
@@ -132,8 +139,7 @@ def _number(value: float) -> float | None:
 
 
 def _for_readers(table: dict[str, list[Any]], rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """The table with one column of what each point changes in place of one for each parameter, where points have notes
-    that say what they are about."""
+    """Returns the table, with a column `changes` for the parameters if points have notes."""
     if not any(row.notes for row in rows):
         return table
     shown: dict[str, list[Any]] = {}
@@ -146,7 +152,7 @@ def _for_readers(table: dict[str, list[Any]], rows: Sequence[Row]) -> dict[str, 
 
 
 def _runs_csv(rows: Sequence[Row]) -> str:
-    """A line for each run: point, seed, and all that its best evaluation has measured."""
+    """Returns one line for each run: point, seed, and all metrics of its best evaluation."""
     runs = [(row, run) for row in rows for run in row.runs]
     metrics = list(dict.fromkeys(name for _, run in runs for name in run.values))
     table = {"point": [row.number for row, _ in runs], "seed": [run.seed for _, run in runs]}
@@ -157,19 +163,25 @@ def _runs_csv(rows: Sequence[Row]) -> str:
     return as_csv(table)
 
 
-def _draw(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> list[Path]:
-    """Parallel coordinates, the objective over each parameter, and how much each of them matters."""
-    done = [row for row in rows if row.state == COMPLETE]
-    names = [name for name in dict.fromkeys(n for r in done for n in r.params) if _varies(done, name)]
-    if len(done) < 2 or not names:
+def _plot(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> list[Path]:
+    """Writes the figures: parallel coordinates, objective over parameters, their importance."""
+    complete = [row for row in rows if row.state == COMPLETE]
+    names = [
+        name
+        for name in dict.fromkeys(n for r in complete for n in r.params)
+        if _varies(complete, name)
+    ]
+    if len(complete) < 2 or not names:
         return []
-    params = [{name: row.params.get(name) for name in names} for row in done]
-    scores = [row.mean(settings.objective) for row in done]
+    params = [{name: row.params.get(name) for name in names} for row in complete]
+    scores = [row.mean(settings.objective) for row in complete]
     figures = {
-        "parallel": sweep_plots.parallel_coordinates(params, scores, settings.objective, minimize=settings.minimizes),
+        "parallel": sweep_plots.parallel_coordinates(
+            params, scores, settings.objective, minimize=settings.minimizes
+        ),
         "parameters": sweep_plots.by_parameter(params, scores, settings.objective),
     }
-    shares = study.importances(list(zip(params, scores, strict=True)), minimize=settings.minimizes)
+    shares = importances(list(zip(params, scores, strict=True)), minimize=settings.minimizes)
     if shares:
         figures["importance"] = sweep_plots.importance(shares, settings.objective)
     return [path for name, figure in figures.items() for path in save(figure, folder.report, name)]

@@ -1,1 +1,1 @@
-"""What the package needs of the machine: errors, files, the process, memory, accelerators."""
+"""Errors, files and buckets, the process, memory and accelerators."""

@@ -1,15 +1,16 @@
-"""The error for input that cannot be used. The command line prints only its message, and exits with 2."""
+"""The error for bad input. The command line prints only its message, and exits with code 2."""
 
 import errno
 
-# What the system says of a path that a user named, which is no bug either.
+# Error codes of the system for bad paths of a user; not bugs.
 OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class InputError(ValueError):
-    """A config, flag, file or argument that cannot be used: which one, what was expected, and what to do.
+    """A config, flag, file or argument that cannot be used.
 
-    Every other exception is a bug, and keeps its traceback.
+    The message contains its name, the expectation and advice. Every other exception is a bug, and
+    keeps its traceback.
 
     Attributes:
       where: the field, flag, file or line; may be empty.
@@ -22,5 +23,5 @@ class InputError(ValueError):
 
 
 def is_of_a_path(error: OSError) -> bool:
-    """Whether a path that a user named cannot be reached, which is no bug."""
+    """Whether the error is of a bad path of a user, and not a bug."""
     return error.errno in OF_A_PATH and error.filename is not None

@@ -1,4 +1,4 @@
-"""What a compiled step takes of a device's memory, told before the run and when there is not enough."""
+"""The device memory of a compiled step, as the compiler reports it, and out-of-memory errors."""
 
 import dataclasses
 import re
@@ -8,51 +8,53 @@ from typing import Any
 import jax
 
 ADVICE = (
-    "To take less: model.remat='dots', or 'full'; optim.accumulate_steps=2, or more; a smaller data.tokens_per_batch; "
-    "model.dtype='bfloat16'; over several devices parallel.fsdp, which splits the state too."
+    "To take less: model.remat='dots', or 'full'; optim.accumulate_steps=2, or more; a smaller "
+    "data.tokens_per_batch; model.dtype='bfloat16'; over several devices parallel.fsdp, which "
+    "splits the state too."
 )
 
 
 class OutOfMemory(Exception):
-    """A device has not as much memory as the run needs."""
+    """The run needs more memory than a device has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on each device, as the compiler plans them."""
+    """Bytes on each device, as reported by the compiler."""
 
-    state: int  # of parameters, moments, averages and the batch
-    temporary: int  # of what lives within the step, which need not all be there at once
-    code: int = 0  # of the program itself
-    most: int | None = None  # of state and step together, at any time; None: the compiler does not report it
+    state: int  # parameters, moments, averages and the batch
+    temporary: int  # buffers within the step, which need not all exist at the same time
+    code: int = 0  # the compiled program itself
+    most: int | None = None  # peak of state and buffers; None: the compiler does not report it
 
     @property
     def peak(self) -> int:
-        """Of state and step, at their peak."""
+        """The peak of the state and the buffers together."""
         return self.state + self.temporary if self.most is None else self.most
 
     @property
     def total(self) -> int:
-        """At the peak, with the program."""
+        """The peak, with the compiled program."""
         return self.peak + self.code
 
     def __str__(self) -> str:
-        parts = f"state and batch {self.state / 1e9:,.3g}, within the step {(self.peak - self.state) / 1e9:,.3g}"
+        within = (self.peak - self.state) / 1e9
+        parts = f"state and batch {self.state / 1e9:,.3g}, within the step {within:,.3g}"
         return f"{parts}, the program {self.code / 1e9:,.3g}" if self.code else parts
 
 
 def of_program(compiled: Any, platform: str) -> Memory | None:
-    """Of a step compiled for a platform, which gives its state away; None: its compiler does not report memory."""
+    """Returns the memory of a compiled step that donates its state; None if it is not reported."""
     if not hasattr(compiled, "memory_analysis") or (found := compiled.memory_analysis()) is None:
         return None
-    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    # A CPU's compiler leaves out of its peak what lives within the step.
+    state = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    # The CPU compiler's peak does not include the buffers within the step.
     most = None if platform == "cpu" else getattr(found, "peak_memory_in_bytes", 0) or None
-    return Memory(held, found.temp_size_in_bytes, found.generated_code_size_in_bytes, most)
+    return Memory(state, found.temp_size_in_bytes, found.generated_code_size_in_bytes, most)
 
 
 def table(of_shape: Mapping[tuple[int, int], Memory], device: jax.Device) -> str:
-    """The memory of a device that steps on each shape of batch take, a line each, the most first."""
+    """Returns a table of the device memory for each batch shape, sorted from most to least."""
     limit = (device.memory_stats() or {}).get("bytes_limit")
     has = f", which has {limit / 1e9:,.3g} GB" if limit else ""
     lines = [f"memory of a device ({device.device_kind}{has}), by the compiler, in GB:"]
@@ -61,16 +63,22 @@ def table(of_shape: Mapping[tuple[int, int], Memory], device: jax.Device) -> str
     return "\n".join(lines)
 
 
-def lack(error: Exception) -> str:
-    """Returns how much memory is missing, from the error of a compiler; else its first line."""
+def shortage(error: Exception) -> str:
+    """Returns the missing memory, parsed from a compiler's error; else the error's first line."""
     text = str(error)
-    for pattern in (r"\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)", r"Used ([\d.]+)G of ([\d.]+)G"):
+    for pattern in (
+        r"\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)",
+        r"Used ([\d.]+)G of ([\d.]+)G",
+    ):
         if found := re.search(pattern, text):
             needed, available = map(float, found.groups())
-            return f"needs {needed:,.3g} GiB, {available:,.4g} GiB available, {needed - available:,.3g} GiB short"
+            missing = needed - available
+            return (
+                f"needs {needed:,.3g} GiB, {available:,.4g} GiB available, {missing:,.3g} GiB short"
+            )
     return text.splitlines()[0]
 
 
 def is_lack_of(error: Exception) -> bool:
-    """Whether a device, or the host, had no memory left."""
+    """Whether the error is that a device, or the host, is out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)

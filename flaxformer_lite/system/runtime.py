@@ -1,4 +1,4 @@
-"""The process that runs a command: quiet libraries, and compiled programs kept on disk for the next start."""
+"""Sets up the process of a command: quiet libraries, memory, and the compilation cache on disk."""
 
 import ctypes
 import gc
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import jax
 
-# Options of glibc's mallopt, and what they are set to: nothing is mapped by itself, and nothing is given back before
-# the end. That is so in the first thread's heap alone, as no other can grow to any size; ONE_HEAP has all share it.
+# Options of glibc's mallopt. With KEPT_MEMORY nothing is allocated by mmap, and nothing is returned
+# to the system. This holds for the heap of the first thread only, as other heaps cannot grow to any
+# size; with ONE_HEAP all threads share it.
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 KEPT_MEMORY = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1}
 ONE_HEAP = {M_ARENA_MAX: 1}
@@ -21,24 +22,28 @@ ONE_HEAP = {M_ARENA_MAX: 1}
 DEVICES = Path("/dev")
 TPU_VARIABLES = ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "MEGASCALE_SLICE_ID")  # of a pod's hosts
 
-FEW_OBJECTS = 50_000  # new ones after which Python looks for garbage: what makes a program leaves many, none of it such
+# New objects that start a garbage collection. Tracing and compiling create many that stay alive.
+GARBAGE_THRESHOLD = 50_000
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-STAMP = "checked"  # a file in the cache folder: all entries older than it are whole
+STAMP = "checked"  # a file in the cache folder: older entries are known to be complete
 
 
 def start() -> None:
-    """What every command does first, before it imports libraries that set up logging of their own."""
+    """Sets up the process; call it before imports of libraries that set up logging themselves."""
     quiet_libraries()
-    gc.set_threshold(FEW_OBJECTS)
+    gc.set_threshold(GARBAGE_THRESHOLD)
     if computes_on_cpu():
-        jax.config.update("jax_platforms", "cpu")  # else a package for an accelerator that is not here would complain
+        # Otherwise the package of a missing accelerator would log errors.
+        jax.config.update("jax_platforms", "cpu")
         keep_memory(cpu_devices())
-    enable_compilation_cache(Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache/flaxformer_lite/compiled"))
+    enable_compilation_cache(
+        Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache/flaxformer_lite/compiled")
+    )
 
 
 def quiet_libraries() -> None:
-    """Keeps libraries from filling the screen; errors still show."""
+    """Silences the logs of libraries below errors, and their warnings."""
     for name in ("absl", "jax", "orbax", "etils", "tensorflow_datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.basicConfig(format="%(levelname)s: %(message)s")
@@ -46,9 +51,10 @@ def quiet_libraries() -> None:
 
 
 def computes_on_cpu() -> bool:
-    """Whether JAX will find only a CPU here, as far as files and variables show before JAX starts.
+    """Whether JAX will find only a CPU, from files and variables, before JAX starts.
 
-    That the package for an accelerator is installed does not say that there is one: its compiler serves `plan` too.
+    An installed package for an accelerator does not show that the accelerator exists: `plan` uses
+    its compiler too.
     """
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms == "cpu"
@@ -56,20 +62,25 @@ def computes_on_cpu() -> bool:
 
 
 def has_tpu() -> bool:
-    """Whether this machine is a host of TPU chips and has what drives them."""
+    """Whether this machine has TPU chips and libtpu."""
     if importlib.util.find_spec("libtpu") is None:
         return False
     return _any_device("accel*", "vfio/[0-9]*") or any(name in os.environ for name in TPU_VARIABLES)
 
 
 def has_other_accelerator() -> bool:
-    """Whether a plugin of JAX is installed, and if it is one for GPUs, whether there is a GPU."""
+    """Whether a plugin of JAX is installed and, if it is for GPUs, whether there is a GPU."""
     plugins = importlib.util.find_spec("jax_plugins")
     if plugins is None:
         return False
-    names = {path.name for folder in plugins.submodule_search_locations for path in Path(folder).glob("[!_]*")}
+    names = {
+        path.name
+        for folder in plugins.submodule_search_locations
+        for path in Path(folder).glob("[!_]*")
+    }
     for_gpus = all(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
-    return not for_gpus or _any_device("nvidia[0-9]*", "dxg", "nvhost-gpu", "kfd")  # dxg: Windows' Linux
+    # dxg is the GPU of the Windows Subsystem for Linux.
+    return not for_gpus or _any_device("nvidia[0-9]*", "dxg", "nvhost-gpu", "kfd")
 
 
 def _any_device(*patterns: str) -> bool:
@@ -77,25 +88,27 @@ def _any_device(*patterns: str) -> bool:
 
 
 def cpu_devices() -> int:
-    """How many devices JAX will make of this CPU, by either of its switches."""
-    if jax.config.jax_num_cpu_devices >= 0:  # which goes before the other
+    """Returns the number of CPU devices of JAX, from its option or from XLA_FLAGS."""
+    if jax.config.jax_num_cpu_devices >= 0:  # has priority
         return jax.config.jax_num_cpu_devices
-    forced = re.findall(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    forced = re.findall(
+        r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
+    )
     return int(forced[-1]) if forced else 1
 
 
 def keep_memory(devices: int) -> None:
-    """Has the C library keep what is freed for what is asked for next; does nothing where it is not glibc.
+    """Makes glibc keep freed memory for the next allocation; does nothing with another C library.
 
-    With one device it also turns JAX's asynchronous dispatch off, so JAX must not have looked for devices yet.
+    With 1 device it also turns off JAX's asynchronous dispatch, so JAX must not have started yet.
 
-    On a CPU each step asks for its buffers anew, hundreds of MB. Given back in between, they come as fresh pages, which
-    the system first fills with zeros: a fifth of a step's time.
+    On a CPU each step allocates its buffers again, hundreds of MB. If they were returned to the
+    system, it would fill the new pages with zeros, which takes 20 % of a step's time.
 
-    The buffers are asked for by the thread that runs a program. Where there is one device, that can be the first
-    thread, if it waits for the program meanwhile; the others then have heaps of their own, and do not wait for each
-    other when they ask for memory, as they do all the time while they compile. The threads of more devices must share
-    the first one's. `benchmarks/kept_memory.py` measures it.
+    The thread that runs a program allocates the buffers. With 1 device that is the first thread,
+    without asynchronous dispatch; other threads keep their own heaps, and do not wait for each
+    other's allocations while they compile. With more devices all threads share the first heap.
+    `benchmarks/kept_memory.py` measures the difference.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if not mallopt:
@@ -107,7 +120,7 @@ def keep_memory(devices: int) -> None:
 
 
 def enable_compilation_cache(folder: Path) -> None:
-    """Keeps compiled programs in `folder`; an entry that a killed process left unfinished is deleted first."""
+    """Sets `folder` as the compilation cache, and deletes truncated entries of killed processes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_truncated(folder)
@@ -120,9 +133,10 @@ def enable_compilation_cache(folder: Path) -> None:
 
 
 def remove_truncated(folder: Path) -> None:
-    """Deletes cache entries written since the last call that do not decompress.
+    """Deletes cache entries since the last call that do not decompress.
 
-    JAX writes entries in place and never replaces one, so a broken entry would be complained of at every start.
+    JAX writes entries in place and never replaces one, so it would warn of a truncated entry at
+    every start.
     """
     stamp = folder / STAMP
     checked_until = stamp.stat().st_mtime if stamp.exists() else 0.0
@@ -136,8 +150,8 @@ def remove_truncated(folder: Path) -> None:
 
 
 def is_whole(entry: bytes) -> bool:
-    """Whether `entry` decompresses; one in a format that is not known here counts as whole."""
-    if entry[:4] == b"\x28\xb5\x2f\xfd":  # Zstandard, which JAX uses where it is installed
+    """Whether `entry` decompresses; True if its format is unknown."""
+    if entry[:4] == b"\x28\xb5\x2f\xfd":  # Zstandard, which JAX uses if it is installed
         return _zstandard_is_whole(entry)
     try:
         zlib.decompress(entry)

@@ -1,4 +1,4 @@
-"""Where a run lies: a folder on disk, or a folder in a bucket of Google Cloud Storage, read and written alike."""
+"""Files and folders, on disk or in a bucket of Google Cloud Storage, by the same functions."""
 
 import contextlib
 import errno
@@ -20,45 +20,51 @@ from etils import epath
 
 from flaxformer_lite.system.errors import InputError
 
-UNREADABLE = (OSError, EOFError, zlib.error)  # what reading a file may raise: gzip raises all three
-CHUNK = 1 << 20  # bytes that are read at a time
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # what a disk says that has none
+UNREADABLE = (OSError, EOFError, zlib.error)  # raised by reading a file; by gzip all 3
+CHUNK = 1 << 20  # bytes that are read at once
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # error codes of a disk without locks
 BUCKETS = "gs://"
 
 
 def place(name: str | os.PathLike) -> Path:
-    """`name` as a path: on disk a `pathlib.Path`, and for gs://bucket/folder one with the same methods.
+    """Returns `name` as a `pathlib.Path`, or gs://bucket/folder as a path with the same methods.
 
     Raises:
-      InputError: another kind of address, or one that pathlib has taken for a folder and shortened; or what reads
-        buckets is not installed.
+      InputError: it is another kind of address, or one that pathlib has shortened as a folder; or
+        the extra for buckets is not installed.
     """
     name = os.fspath(name)
     address = re.match(r"([a-z][a-z0-9+.-]*):/", name)
     if address is None:
         return Path(name)
     if not name.startswith(BUCKETS):
-        raise InputError(f"{name}: expected a folder, or {BUCKETS}BUCKET/FOLDER, got an address of {address[1]!r}.")
+        raise InputError(
+            f"{name}: expected a folder, or {BUCKETS}BUCKET/FOLDER, got an address of "
+            f"{address[1]!r}."
+        )
     bucket, *folders = name.removeprefix(BUCKETS).split("/")
-    if not bucket or {".", ".."} & {bucket, *folders} or re.search(r"[][*?]", name):  # its client would expand these
-        raise InputError(f"{name}: expected {BUCKETS}BUCKET/FOLDER, without [ ] * ?, and no folder '.' or '..'.")
-    _read_buckets(name)
+    # The client of buckets would expand these characters.
+    if not bucket or {".", ".."} & {bucket, *folders} or re.search(r"[][*?]", name):
+        raise InputError(
+            f"{name}: expected {BUCKETS}BUCKET/FOLDER, without [ ] * ?, and no folder '.' or '..'."
+        )
+    _set_up_buckets(name)
     return epath.Path(name)
 
 
 def in_bucket(path: Path) -> bool:
-    """Whether `path` lies in a bucket."""
+    """Whether `path` is in a bucket."""
     return os.fspath(path).startswith(BUCKETS)
 
 
 def absolute(path: Path) -> Path:
-    """`path` from the root of the disk, or as it is in a bucket."""
+    """Returns the absolute path; unchanged in a bucket."""
     path = place(path)
     return path if in_bucket(path) else path.absolute()
 
 
 def on_disk(path: Path, kind: str) -> Path:
-    """`path` itself, or of one in a bucket the folder on this disk for what of this `kind` belongs to it alone."""
+    """Returns `path`, or for a path in a bucket a local folder of its own for files of `kind`."""
     if not in_bucket(path):
         return path
     name = urllib.parse.quote(os.fspath(path).removeprefix(BUCKETS).rstrip("/"), safe="")
@@ -66,14 +72,15 @@ def on_disk(path: Path, kind: str) -> Path:
 
 
 def fetch(source: Path, target: Path) -> None:
-    """Copies what is below `source`, in a bucket, and not yet as large below `target`, on disk; each file whole.
+    """Copies the files below `source`, in a bucket, to `target`, on disk; skips complete copies.
 
-    Of several processes on a machine one copies, and the others wait for it.
+    If several processes of a machine call this, 1 copies and the others wait.
 
     Raises:
-      InputError: the bucket cannot be read, or the disk not written.
+      InputError: the bucket cannot be read, or the disk cannot be written.
     """
-    with _told(source, f"cannot be copied to {target}", "check the disk's room, and that this machine may read there"):
+    advice = "check the free space of the disk, and that this machine may read there"
+    with _as_input_error(source, f"cannot be copied to {target}", advice):
         target.mkdir(parents=True, exist_ok=True)
         with locked(target / ".lock"):
             _copy_tree(source, target)
@@ -81,9 +88,9 @@ def fetch(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Holds the lock `file`, on disk; the system lets go of it when the process dies, however it dies.
+    """Locks `file`, on disk, for the block; the system unlocks it if the process is killed.
 
-    On a disk without locks nothing is held.
+    On a disk without locks this does nothing.
     """
     with file.open("w") as lock:
         try:
@@ -100,7 +107,7 @@ def _copy_tree(source: Path, target: Path) -> None:
         if entry.is_dir():
             _copy_tree(entry, copy)
         elif entry.exists() and not (copy.exists() and copy.stat().st_size == entry.stat().length):
-            # A name alone, without a file, is how some tools mark a folder.
+            # `entry.exists()` skips names without a file, by which some tools mark folders.
             target.mkdir(parents=True, exist_ok=True)
             partial = copy.with_name(f"{copy.name}.partial")
             with entry.open("rb") as reader, partial.open("wb") as writer:
@@ -109,44 +116,44 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes `folder` and those around it, where they are not there; a bucket has files alone."""
+    """Creates `folder` and its parents if they do not exist; a bucket needs no folders."""
     if not in_bucket(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def why_unwritable(folder: Path) -> str | None:
-    """Why nothing could be written into `folder`, made where it is not there; None if it could, as far as is known.
+    """Returns why nothing can be written into `folder`; None if it can, or if it is in a bucket.
 
-    Of a bucket that is known only when it is written to.
+    The folder need not exist.
     """
     if in_bucket(folder):
         return None
-    there = what_exists(folder)
-    if not there.is_dir():
+    existing = nearest_existing(folder)
+    if not existing.is_dir():
         return os.strerror(errno.ENOTDIR)
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not os.access(existing, os.W_OK | os.X_OK):
         return os.strerror(errno.EACCES)
-    # A file system that refuses new entries, which the permissions of a folder do not tell.
-    return os.strerror(errno.EROFS) if os.statvfs(there).f_flag & os.ST_RDONLY else None
+    # The permissions of a folder do not show that its file system is read-only.
+    return os.strerror(errno.EROFS) if os.statvfs(existing).f_flag & os.ST_RDONLY else None
 
 
-def what_exists(path: Path) -> Path:
-    """`path`, or the nearest of what it lies in that is there; on disk."""
+def nearest_existing(path: Path) -> Path:
+    """Returns `path`, or the nearest of its parents that exists; on disk."""
     return next(each for each in (path, *path.absolute().parents) if each.exists())
 
 
 def is_stream(path: Path) -> bool:
-    """Whether `path` is a pipe or a device, in whose place nothing may be put."""
+    """Whether `path` is a pipe or a device, which must not be replaced by a file."""
     return not in_bucket(path) and path.exists() and not path.is_file() and not path.is_dir()
 
 
 def behind_links(path: Path) -> Path:
-    """What a link leads to, which is written in place of the link; on disk."""
+    """Returns the target of a symbolic link, so that the link itself is kept; on disk."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes `folder` and what is in it, if it is there."""
+    """Removes `folder` and its contents, if it exists."""
     if in_bucket(folder):
         if folder.exists():
             folder.rmtree()
@@ -155,19 +162,27 @@ def remove_tree(folder: Path) -> None:
 
 
 def open_bytes(path: str | Path) -> BinaryIO:
-    """The bytes of a file, unpacked if its name ends in .gz; opening and reading raise one of `UNREADABLE`."""
-    return io.BufferedReader(gzip.open(path), CHUNK) if str(path).endswith(".gz") else open(path, "rb", CHUNK)
+    """Opens a file for reading bytes, decompressed if its name ends in .gz.
+
+    Opening and reading raise `UNREADABLE`.
+    """
+    return (
+        io.BufferedReader(gzip.open(path), CHUNK)
+        if str(path).endswith(".gz")
+        else open(path, "rb", CHUNK)
+    )
 
 
 def why_unreadable(error: Exception) -> str:
-    """What one of `UNREADABLE` says."""
+    """Returns the message of an error of `UNREADABLE`."""
     return getattr(error, "strerror", None) or str(error)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes text, as UTF-8, or bytes at `path` so that no reader sees a part: on disk by a rename.
+    """Writes `path` atomically: on disk by a rename, in a bucket by a single upload.
 
-    In a bucket a file appears when all of it is there.
+    Args:
+      content: bytes, or text to encode as UTF-8.
 
     Raises:
       OSError: it cannot be written, with the reason.
@@ -176,10 +191,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
     if in_bucket(path):
         try:
             path.write_bytes(content)
-        except Exception as error:  # of the network, of credentials, of the server
+        except Exception as error:  # the network, credentials or the server fail
             raise OSError(errno.EIO, _reason(error), os.fspath(path)) from error
         return
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")  # of machines that share it, each its own
+    # A unique name, as several machines may share the disk.
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         partial.write_bytes(content)
         partial.replace(path)
@@ -188,7 +204,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_new(path: Path, content: str) -> None:
-    """As `write_whole`, on disk, unless there is something at `path`: of several at once the first is kept."""
+    """Writes `path` atomically, on disk, unless it exists; of concurrent writers the first wins."""
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         partial.write_text(content, encoding="utf-8")
@@ -200,15 +216,22 @@ def write_new(path: Path, content: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder, on disk, to be filled by the block, that is at `path` once the block has ended, and else nowhere.
+    """Yields a temporary folder, which becomes `path` at the end of the block; on disk.
+
+    If the block fails, nothing is left.
 
     Raises:
-      InputError: there is something at `path`, or it cannot be written to.
+      InputError: `path` exists and is not empty, or it cannot be written to.
     """
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise InputError(f"{path}: expected a name for a new folder, and there is something; choose another.")
+        raise InputError(
+            f"{path}: expected a name for a new folder, and there is something; choose another."
+        )
     if path.absolute() == Path.cwd():
-        raise InputError(f"{path}: expected a name for a new folder, and it is the one to work in; choose another.")
+        raise InputError(
+            f"{path}: expected a name for a new folder, and it is the one to work in; choose "
+            "another."
+        )
     partial = path.absolute().with_name(f"{path.absolute().name}.{uuid.uuid4().hex[:8]}.partial")
     made = [folder for folder in partial.parents if not folder.exists()]
     try:
@@ -216,10 +239,12 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written to: {error.strerror or error}; choose another folder.") from error
+        raise InputError(
+            f"{path}: cannot be written to: {error.strerror or error}; choose another folder."
+        ) from error
     finally:
         remove_tree(partial)
-        for folder in made:  # those around it that hold nothing now
+        for folder in made:  # its new parents, if they are empty
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
@@ -228,16 +253,18 @@ def check_bucket(path: Path) -> None:
     """Raises InputError if the bucket that `path` names cannot be listed."""
     bucket = os.fspath(path).removeprefix(BUCKETS).split("/")[0]
     advice = "check that this machine may use it (gcloud auth application-default login)"
-    with _told(path, f"the bucket {bucket!r} cannot be read", advice):
+    with _as_input_error(path, f"the bucket {bucket!r} cannot be read", advice):
         try:
             next(iter(place(f"{BUCKETS}{bucket}").iterdir()), None)
         except FileNotFoundError:
-            raise InputError(f"{path}: there is no bucket {bucket!r}; make it first, or check its name.") from None
+            raise InputError(
+                f"{path}: there is no bucket {bucket!r}; make it first, or check its name."
+            ) from None
 
 
 @contextlib.contextmanager
-def _told(path: Path, what: str, advice: str) -> Iterator[None]:
-    """Whatever the network, credentials, the server or the disk make the block raise, as an InputError about `path`."""
+def _as_input_error(path: Path, what: str, advice: str) -> Iterator[None]:
+    """Raises any error of the block, such as of the network, as an InputError about `path`."""
     try:
         yield
     except InputError:
@@ -250,10 +277,12 @@ def _reason(error: Exception) -> str:
     return f"{([*str(error).strip().splitlines(), type(error).__name__])[0]:.200}"
 
 
-def _read_buckets(name: str) -> None:
-    """Makes ready for buckets: what another process has written there is seen at once."""
+def _set_up_buckets(name: str) -> None:
+    """Turns off the cache of listings, so that files of other processes are seen at once."""
     if importlib.util.find_spec("gcsfs") is None:
-        raise InputError(f"{name}: needs the extra for buckets: pip install 'flaxformer_lite[gcs]'.")
+        raise InputError(
+            f"{name}: needs the extra for buckets: pip install 'flaxformer_lite[gcs]'."
+        )
     import fsspec
 
     for protocol in ("gs", "gcs"):

@@ -1,1 +1,1 @@
-"""Losses, the pure training step, checkpoints and the one loop that uses them."""
+"""Losses, the pure training step, checkpoints and the training loop."""

@@ -1,4 +1,4 @@
-"""The training step, compiled for each shape of batch in a thread of its own, so that nothing waits needlessly."""
+"""The training step, compiled for each batch shape in a background thread."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -13,14 +13,14 @@ from flaxformer_lite.training import run_report
 from flaxformer_lite.training.interrupt import Background
 from flaxformer_lite.training.parallel import MeshMode, PmapMode
 
-Shape = tuple[int, int]  # rows and length of a batch
+Shape = tuple[int, int]  # (rows, length) of a batch
 
 
 class CompiledSteps:
-    """One program a shape, each compiled once, in the order in which they are asked for.
+    """One compiled step for each batch shape; each is compiled once, in the order of the requests.
 
-    Processes that share a program meet before it runs for the first time: on CPUs those that are ready half a minute
-    before the others would give up.
+    Processes that run the same compiled step wait for each other before its first run. Otherwise,
+    on CPUs, a process that is ready 30 s before the others would time out.
     """
 
     def __init__(
@@ -34,67 +34,79 @@ class CompiledSteps:
     ):
         """
         Args:
-          step: `train_step` of the state and a batch.
-          state: shapes and types of the state.
-          thread: what compiles.
-          wait: returns a future's result, or raises if there is a reason to stop.
+          mode: the parallel mode.
+          step: a function of the state and a batch, such as `train_step`.
+          state: the abstract state: shapes and types.
+          thread: the background thread that compiles.
+          wait: returns the result of a future, or raises if the run is to stop.
         """
         self._config, self._mode, self._step, self._state = config, mode, step, state
         self._thread, self._wait = thread, wait
         self._of_shape: dict[Shape, Future] = {}
-        self._shared: set[Shape] = set()  # those that all processes have
-        self._told = False
+        self._shared: set[Shape] = set()  # shapes that all processes have compiled
+        self._reported = False
 
     def start(self, shape: Shape) -> Future:
-        """Compiles the step for batches of `shape` in its turn."""
+        """Queues the compilation for a shape, unless it is queued or done; returns its future."""
         if shape not in self._of_shape:
             struct = batch_shapes.struct(self._config, *shape)
-            compile_step = functools.partial(self._mode.compile, self._step, self._state, struct, donate=True)
+            compile_step = functools.partial(
+                self._mode.compile, self._step, self._state, struct, donate=True
+            )
             self._of_shape[shape] = self._thread.submit(compile_step)
         return self._of_shape[shape]
 
     def start_all(self, shapes: Iterable[Shape]) -> None:
-        """Compiles it for all of `shapes`."""
+        """Queues the compilation for all of `shapes`."""
         for shape in shapes:
             self.start(shape)
 
     def get(self, shape: Shape) -> Callable:
-        """The program for `shape`, which is compiled next if it is not yet."""
-        if not self._told and self._of_shape and all(program.done() for program in self.futures()):
-            self._told = True
-            self._tell()
-        program = self._wait(self._thread.hurry(self.start(shape)))
+        """Returns the compiled step for `shape`; if it is not compiled yet, it is compiled next."""
+        if not self._reported and self._of_shape and all(each.done() for each in self.futures()):
+            self._reported = True
+            self._report_memory()
+        compiled = self._wait(self._thread.hurry(self.start(shape)))
         if shape not in self._shared:
             multihost.barrier(f"all have compiled the step of {shape}")
             self._shared.add(shape)
-        return program
+        return compiled
 
-    def _tell(self) -> None:
-        """Says what the largest step takes of a device, if it can be known."""
+    def _report_memory(self) -> None:
+        """Prints the device memory of the largest step, if the compiler reports it."""
         if known := self._memory():
             largest = max(known, key=lambda each: known[each].total)
-            run_report.say(memory.table({largest: known[largest]}, self._mode.mesh.local_devices[0]))
+            run_report.say(
+                memory.table({largest: known[largest]}, self._mode.mesh.local_devices[0])
+            )
 
     def get_other(self, compile: Callable[[], Any]) -> Any:
-        """Another program, as what evaluates, which `compile` makes next."""
-        program = self._wait(self._thread.hurry(self._thread.submit(compile)))
+        """Returns the result of `compile`, for another step such as the evaluation step."""
+        compiled = self._wait(self._thread.hurry(self._thread.submit(compile)))
         multihost.barrier("all have compiled another program")
-        return program
+        return compiled
 
     def futures(self) -> list[Future]:
-        """All programs up to now."""
+        """Returns the futures of all steps that have been requested."""
         return list(self._of_shape.values())
 
     def explained(self, error: Exception) -> Exception:
-        """`error`, or if it is a lack of memory, what takes it and what to do."""
+        """Returns `error`; an out-of-memory error as OutOfMemory, with a table and advice."""
         if not memory.is_lack_of(error):
             return error
         known = self._memory()
-        what = memory.table(known, self._mode.mesh.local_devices[0]) + "\n" if known else ""
-        return memory.OutOfMemory(f"out of memory: {str(error).splitlines()[0]}\n{what}{memory.ADVICE}")
+        table = memory.table(known, self._mode.mesh.local_devices[0]) + "\n" if known else ""
+        return memory.OutOfMemory(
+            f"out of memory: {str(error).splitlines()[0]}\n{table}{memory.ADVICE}"
+        )
 
     def _memory(self) -> dict[Shape, memory.Memory]:
-        done = {shape: each for shape, each in self._of_shape.items() if each.done() and not each.exception()}
+        """Returns the memory of each compiled step, as far as the compiler reports it."""
+        done = {
+            shape: each
+            for shape, each in self._of_shape.items()
+            if each.done() and not each.exception()
+        }
         platform = self._mode.mesh.devices.flat[0].platform
         found = {shape: memory.of_program(each.result(), platform) for shape, each in done.items()}
         return {shape: each for shape, each in found.items() if each}

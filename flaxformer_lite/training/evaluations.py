@@ -1,6 +1,7 @@
-"""What the evaluations of a run decide: which checkpoint is best, and whether training stops early."""
+"""The evaluations of a run: when they are due, their scores, and early stopping."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +20,13 @@ def known_scores(record: Mapping[str, Any], paths: Workdir, metric: str) -> dict
     """Returns step to score, higher is better, of all evaluations up to a checkpoint.
 
     Args:
-      record: the JSON part of the checkpoint. Its scores are completed by those that were logged after it was saved.
+      record: the JSON part of the checkpoint. Its scores are completed by those that were logged
+        after it was saved.
       metric: `train.best_metric`.
     """
-    logged = metrics_log.validation_scores(paths.metrics, lambda values: metrics.score(values, metric))
+    logged = metrics_log.validation_scores(
+        paths.metrics, lambda values: metrics.score(values, metric)
+    )
     saved = {int(step): score for step, score in record["scores"].items()}
     return saved | {step: score for step, score in logged.items() if step <= record["step"]}
 
@@ -36,13 +40,19 @@ def early_stop(scores: dict[int, float], patience: int | None) -> bool:
 
 
 def has_ended(step: int, config: Config, scores: dict[int, float]) -> bool:
-    """Whether no step is left after `step` updates."""
+    """Whether training ends after `step` updates."""
     return step >= config.train.num_steps or early_stop(scores, config.train.patience)
 
 
 def decoding_settings(config: Config) -> dict[str, Any]:
-    """Returns the settings that change the scores by which checkpoints are compared; empty without translations."""
+    """Returns the settings that the scores of checkpoints depend on.
+
+    Empty if `train.best_metric` does not depend on translations.
+    """
     if config.train.best_metric in ("loss", "accuracy"):
         return {}
-    decode = {f"decode.{name}": value for name, value in dataclasses.asdict(config.decode).items()}
-    return decode | {"decode.tokens_per_batch": None, "train.decode_examples": config.train.decode_examples}
+    decode = json.loads(json.dumps(dataclasses.asdict(config.decode)))  # as checkpoints record it
+    return {f"decode.{name}": value for name, value in decode.items()} | {
+        "decode.tokens_per_batch": None,
+        "train.decode_examples": config.train.decode_examples,
+    }

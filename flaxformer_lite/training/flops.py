@@ -1,4 +1,4 @@
-"""How much arithmetic a step is: matrix multiplications only, a multiply-add counted as two."""
+"""FLOPs of a step: matrix multiplications only, where a multiply-add is 2 FLOPs."""
 
 import numpy as np
 
@@ -8,9 +8,10 @@ GATED = ("reglu", "geglu", "swiglu")  # a third matrix in the feed-forward netwo
 
 
 def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
-    """FLOPs of the forward pass over one example of these lengths, attention and logits included.
+    """Returns the FLOPs of the forward pass on one example, with attention and logits.
 
-    A side that the model's shape does not read does not count; neither do a mask's or a window's savings.
+    A length that the architecture does not use is ignored. Masks and attention windows save
+    nothing here.
     """
     c = config
     d_head = c.d_head or c.d_model // c.num_heads
@@ -18,11 +19,12 @@ def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
     feed_forward = (3 if c.activation in GATED else 2) * c.d_model * c.d_ff
 
     def attention(queries: int, keys: int) -> int:
-        """Projections of queries and output, of keys and values, then Q K^T and the weights times V."""
+        """Returns the multiply-adds of the 4 projections, Q K^T, and the weights times V."""
         projections = 2 * c.d_model * (queries * width + keys * kv_width)
         return projections + 2 * width * queries * keys
 
-    encoded = source_length + (c.decoder == "masked")  # a symbol in front, which tells the target's length
+    # a masked decoder predicts the target length from a symbol in front of the source
+    encoded = source_length + (c.decoder == "masked")
     encoder = encoded * feed_forward + attention(encoded, encoded)
     decoder = target_length * feed_forward + attention(target_length, target_length)
     if c.architecture == "encoder_classifier":
@@ -36,23 +38,29 @@ def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
 
 
 def train_step(config: Config, rows: int, length: int) -> int:
-    """FLOPs of one update on `rows` examples padded to `length`: the backward pass is twice the forward."""
+    """Returns the FLOPs of one update on `rows` examples padded to `length`.
+
+    The backward pass has 2 times the FLOPs of the forward pass.
+    """
     return 3 * config.train.passes * rows * forward(config.model, length, length)
 
 
 def decoding(config: Config, rows: int, source_length: int, steps: int) -> int:
-    """FLOPs of `steps` decoding steps on `rows` inputs, with all hypotheses or candidates of an input.
+    """Returns the FLOPs of `steps` decoding steps on `rows` inputs, over all hypotheses.
 
-    Assumes a cache of full size: each query sees `steps` keys. Mask-predict passes over all positions at once, in each
-    of its iterations.
+    Assumes a full cache: each query attends to `steps` keys. Mask-predict computes all positions of
+    all length candidates in each iteration.
     """
     model, decode = config.model, config.decode
-    hypotheses = {"beam": decode.beam_size, "mask_predict": decode.length_candidates * decode.iterations}
+    hypotheses = {
+        "beam": decode.beam_size,
+        "mask_predict": decode.length_candidates * decode.iterations,
+    }
     encoder = forward(model, source_length, 0) if model.architecture == "encoder_decoder" else 0
     decoder = forward(model, source_length, steps) - encoder
     return rows * (encoder + hypotheses.get(decode.method, 1) * decoder)
 
 
 def train_examples(config: Config, source_N: np.ndarray, target_N: np.ndarray) -> float:
-    """FLOPs of one update on examples of these lengths, in tokens, as if none were padded."""
+    """Returns the FLOPs of one update on examples of these lengths, in tokens, without padding."""
     return 3.0 * config.train.passes * float(np.sum(forward(config.model, source_N, target_N)))

@@ -1,4 +1,4 @@
-"""What a run is trained on: fingerprints that checkpoints hold, and the refusal to go on with anything else."""
+"""Fingerprints of the data and the tokenizer of a run, which must not change on resume."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,23 +15,28 @@ from flaxformer_lite.training import evaluations
 
 
 def of(data: Data, dataset: Dataset, config: Config) -> dict[str, Any]:
-    """Returns the fingerprints of tokenizer, data and files, and the settings that scores depend on.
+    """Returns the fingerprints of tokenizer, data and files, and the settings that affect scores.
 
     Raises:
       InputError: the processes of the run have different data.
     """
-    identity = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint, "files": dataset.contents}
+    identity = {
+        "tokenizer": data.tokenizer.fingerprint,
+        "data": data.fingerprint,
+        "files": dataset.contents,
+    }
     fingerprints = {name: identity[name] for name in ("tokenizer", "data")} | identity["files"]
     multihost.check_same(fingerprints, "give every process the same files")
     return identity | {"measured": evaluations.decoding_settings(config)}
 
 
 def check_tokenizer(tokenizer: Tokenizer, config: Config, paths: Workdir) -> None:
-    """Raises InputError if the tokenizer of the workdir has another size than the config."""
+    """Raises InputError if the size of the workdir's tokenizer differs from the config's."""
     if tokenizer.vocab_size != config.data.vocab_size:
         raise InputError(
-            f"{paths.tokenizer}: expected a tokenizer of {config.data.vocab_size} pieces (data.vocab_size), got "
-            f"{tokenizer.vocab_size}; put the run's own back, or use a new --workdir."
+            f"{paths.tokenizer}: expected a tokenizer of {config.data.vocab_size} pieces "
+            f"(data.vocab_size), got {tokenizer.vocab_size}; put the run's own back, or use a new "
+            "--workdir."
         )
 
 
@@ -48,21 +53,26 @@ def check_resumed(
 
     Args:
       record: the JSON part of the checkpoint.
-      identity: `of` this start.
+      identity: the result of `of` for this start.
     """
     continues = scores and not evaluations.has_ended(record["step"], config, scores)
     for name, old in record.get("measured", {}).items() if continues else ():
         if (new := identity["measured"].get(name, old)) != old:
             raise InputError(
-                f"config.{name}: up to step {record['step']} validation was measured with {old!r}, and "
-                f"train.best_metric={config.train.best_metric!r} would be compared with what {new!r} gives; leave it "
-                "as it was until training has ended, or use a new --workdir."
+                f"config.{name}: up to step {record['step']} validation was measured with "
+                f"{old!r}, and train.best_metric={config.train.best_metric!r} would be compared "
+                f"with what {new!r} gives; leave it as it was until training has ended, or use a "
+                "new --workdir."
             )
     changed = own_text.changed(record.get("files", {}), identity["files"])
-    what = {"tokenizer": paths.tokenizer, "files": ", ".join(changed), "data": "the dataset or its order"}
-    for name, subject in what.items():
+    subjects = {
+        "tokenizer": paths.tokenizer,
+        "files": ", ".join(changed),
+        "data": "the dataset or its order",
+    }
+    for name, subject in subjects.items():
         if record.get(name, {}) != identity[name]:
             raise InputError(
-                f"{subject}: not what the run in {paths.path} was trained with up to step {record['step']}; "
-                "put the old one back, or use a new --workdir."
+                f"{subject}: not what the run in {paths.path} was trained with up to step "
+                f"{record['step']}; put the old one back, or use a new --workdir."
             )

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT as a polite request: noticed between steps, while compiling and in evaluation.
+"""SIGTERM and SIGINT stop a run between steps, while compiling, and during evaluation.
 
-A Python signal handler runs only when the main thread is back in Python, and XLA compiles for minutes without
-coming back. So whatever takes long in XLA runs in a worker thread while the main thread waits in short naps.
+A Python signal handler runs only when the main thread executes Python, and XLA compiles for minutes
+without returning to it. So long calls of XLA run in a worker thread, and the main thread polls.
 """
 
 import atexit
@@ -17,12 +17,16 @@ import jax
 from flaxformer_lite.training import parallel
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NAP = 0.1  # seconds
-LAST_WAIT = 60  # seconds
+POLL_SECONDS = 0.1
+EXIT_TIMEOUT = 60  # seconds
 
 
 class Interrupted(Exception):
-    """Raised where work stops because a signal asked for it; `agreed` if every process of the run stops here."""
+    """Stops the work after a signal.
+
+    Attributes:
+      agreed: whether every process of the run stops at the same place.
+    """
 
     def __init__(self, *, agreed: bool = False):
         super().__init__("a signal asked to stop")
@@ -30,7 +34,7 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """Remembers the first signal of `SIGNALS` while it is entered; a second one ends the process at once."""
+    """As a context, records the first of `SIGNALS`; a second one ends the process at once."""
 
     def __init__(self):
         self.signal: int | None = None
@@ -51,68 +55,75 @@ class Interrupt:
             os._exit(128 + number)
         self.signal = number
         name = signal.Signals(number).name
-        os.write(2, f"\n{name}: saving and stopping; once more ends at once without saving.\n".encode())
+        os.write(
+            2, f"\n{name}: saving and stopping; once more ends at once without saving.\n".encode()
+        )
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has been received."""
         return self.signal is not None
 
     @property
     def exit_code(self) -> int:
-        """What the process should exit with: 143 after SIGTERM, 130 after SIGINT; 0 without a signal."""
+        """The exit code of the process: 143 after SIGTERM, 130 after SIGINT, else 0."""
         return 0 if self.signal is None else 128 + self.signal
 
     def check(self) -> None:
-        """Raises Interrupted if a signal has come."""
+        """Raises Interrupted if a signal has been received."""
         if self.requested:
             raise Interrupted(agreed=jax.process_count() == 1)
 
     def wait_for(self, future: concurrent.futures.Future) -> Any:
-        """The future's result; raises Interrupted if a signal comes before it is there, leaving its thread at work.
+        """Returns the result of a future.
 
-        One process of many waits to the end: it may only stop where the others do, see `StopTogether`.
+        If there are several processes, a signal does not end the wait, as they can only stop
+        together, see `StopTogether`.
+
+        Raises:
+          Interrupted: a signal came first; the thread of the future continues.
         """
         while not future.done():
             if jax.process_count() == 1:
                 self.check()
-            concurrent.futures.wait([future], timeout=NAP)
+            concurrent.futures.wait([future], timeout=POLL_SECONDS)
         return future.result()
 
 
 class StopTogether:
-    """Raises Interrupted at the same place in every process, once a signal has come to any of them."""
+    """Raises Interrupted at the same place in every process, once any of them has a signal."""
 
     def __init__(self, interrupt: Interrupt, mesh: jax.sharding.Mesh):
-        self._interrupt, self._mesh, self._asked = interrupt, mesh, None
+        self._interrupt, self._mesh = interrupt, mesh
+        self._pending: jax.Array | None = None  # the signals of all processes, from `soon`
 
     def now(self) -> None:
-        """Asks all processes and waits for the answer."""
+        """Raises Interrupted if any process has a signal; waits for all processes."""
         if jax.process_count() == 1:
             return self._interrupt.check()
-        self._act_on(self._ask())
+        self._raise_if(self._largest_signal())
 
     def soon(self) -> None:
-        """Asks all processes, and acts on the answer of the call before: no step waits for it."""
+        """As `now`, for the signals at the previous call, so that no step waits."""
         if jax.process_count() == 1:
             return self._interrupt.check()
-        before, self._asked = self._asked, self._ask()
+        before, self._pending = self._pending, self._largest_signal()
         if before is not None:
-            self._act_on(before)
+            self._raise_if(before)
 
-    def _ask(self) -> jax.Array:
+    def _largest_signal(self) -> jax.Array:
         return parallel.largest(self._interrupt.signal or 0, self._mesh)
 
-    def _act_on(self, answer: jax.Array) -> None:
-        if int(answer):
-            self._interrupt.signal = int(answer)  # every process exits with the code of this signal
+    def _raise_if(self, number: jax.Array) -> None:
+        if int(number):
+            self._interrupt.signal = int(number)  # every process exits with the code of this signal
             raise Interrupted(agreed=True)
 
 
 class Background(threading.Thread):
-    """A daemon thread that does one thing after another, until it is closed.
+    """A daemon thread that runs tasks in order, until it is closed.
 
-    As a context, it drops what has not begun when it is left, so that a run that fails leaves no work behind it.
+    As a context, it drops the waiting tasks at the end, so that a failed run leaves none behind.
     """
 
     def __init__(self):
@@ -123,14 +134,18 @@ class Background(threading.Thread):
 
     @classmethod
     def once(cls, function: Callable, *args) -> concurrent.futures.Future:
-        """A future for `function(*args)`, which runs at once in a thread that ends with it."""
+        """Runs `function(*args)` at once in a new thread; returns its future."""
         background = cls()
         future = background.submit(function, *args)
         background.close()
         return future
 
     def submit(self, function: Callable, *args) -> concurrent.futures.Future:
-        """A future for `function(*args)`, which runs after what was submitted before. Raises RuntimeError if closed."""
+        """Runs `function(*args)` after the earlier tasks; returns its future.
+
+        Raises:
+          RuntimeError: the thread is closed.
+        """
         future = concurrent.futures.Future()
         with self._wake:
             if self._closed:
@@ -140,7 +155,7 @@ class Background(threading.Thread):
         return future
 
     def close(self, *, drop: bool = False) -> None:
-        """Takes no more work; the thread ends when what it has is done, or what it is at if it is to drop the rest."""
+        """Lets the thread end after its tasks; with `drop`, after the current one."""
         with self._wake:
             self._closed = True
             dropped = self._tasks if drop else []
@@ -156,13 +171,13 @@ class Background(threading.Thread):
         self.close(drop=True)
 
     def hurry(self, future: concurrent.futures.Future) -> concurrent.futures.Future:
-        """Moves what `future` stands for to the front, unless its turn has come already; returns it."""
+        """Moves the task of `future` to the front, if it is still waiting; returns `future`."""
         with self._wake:
             self._tasks.sort(key=lambda task: task[0] is not future)
         return future
 
     def run(self) -> None:
-        """What the thread does; not to be called."""
+        """Runs the tasks; called by the thread."""
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._tasks or self._closed)
@@ -171,16 +186,17 @@ class Background(threading.Thread):
                 future, function, args = self._tasks.pop(0)
             try:
                 future.set_result(function(*args))
-            except BaseException as error:  # it belongs to whoever asks for the result
+            except BaseException as error:  # raised by the future
                 future.set_exception(error)
 
 
 @atexit.register
 def _finish() -> None:
-    """Waits for what is under way when Python ends: a thread that is stopped inside XLA aborts the whole process.
+    """Waits for running tasks at exit: a thread that is stopped inside XLA aborts the process.
 
-    Commands end otherwise, see `cli.parser.exit_now`; this is for programs that call `fit`.
+    Commands exit by `cli.parser.exit_now`; this is for programs that call `fit`.
     """
-    for background in [thread for thread in threading.enumerate() if isinstance(thread, Background)]:
-        background.close(drop=True)
-        background.join(LAST_WAIT)
+    for thread in threading.enumerate():
+        if isinstance(thread, Background):
+            thread.close(drop=True)
+            thread.join(EXIT_TIMEOUT)

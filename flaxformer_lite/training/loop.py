@@ -15,7 +15,16 @@ from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.system import accelerators
-from flaxformer_lite.training import evaluations, flops, metrics, optim, parallel, profile, run_report
+from flaxformer_lite.training import (
+    evaluations,
+    flops,
+    meshes,
+    metrics,
+    optim,
+    parallel,
+    profile,
+    run_report,
+)
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.compilation import CompiledSteps
 from flaxformer_lite.training.interrupt import Interrupt, Interrupted, StopTogether
@@ -25,14 +34,14 @@ from flaxformer_lite.training.state import TrainState, to_parts
 
 
 class Diverged(Exception):
-    """The loss or the gradient is not a finite number any more."""
+    """The loss or the gradient is no longer finite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One start of a run: what is fixed before its first step."""
+    """A start of a run: the objects that exist before its first step."""
 
-    config: Config  # with the sizes of the vocabulary and of the classes
+    config: Config  # with the sizes of the vocabulary and the classes
     paths: Workdir
     dataset: Dataset
     mode: parallel.MeshMode | parallel.PmapMode
@@ -41,28 +50,28 @@ class Run:
     abstract_state: TrainState  # shapes and types
     steps: CompiledSteps
     checkpoints: Checkpoints
-    scores: dict[int, float]  # of each evaluated step, higher is better; grows as the run is evaluated
-    began: float  # time.monotonic() of this start
+    scores: dict[int, float]  # of each evaluated step, higher is better; grows during the run
+    started: float  # time.monotonic() of this start
     has_config: bool  # an earlier start has saved its config
-    same_result: bool  # if the run has ended, its result is what this config would give
+    same_result: bool  # this config would not change the result of a finished run
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a run starts: at its newest checkpoint, or at step 0."""
+    """The starting point of a run: its newest checkpoint, or step 0."""
 
     step: int
-    parts: dict[str, Any] | None  # the arrays of the checkpoint; None: there is none
+    parts: dict[str, Any] | None  # the arrays of the checkpoint; None without one
     record: dict[str, Any]  # its JSON part
-    imported: bool  # step 0 has weights from elsewhere, without optimizer state
+    imported: bool  # step 0 has imported weights, without optimizer state
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation of a state found."""
+    """The result of evaluating a state on validation data."""
 
     values: dict[str, float]
-    samples: str  # what the model generated, for a person to read
-    remark: str | None  # which parameters these are, if not those of the step as they are
+    samples: str  # generated texts, for a person to read
+    remark: str | None  # `parameters` of the log line; None: the raw parameters of the step
 
 
 class Trainer:
@@ -70,7 +79,7 @@ class Trainer:
 
     Attributes:
       state: the newest state.
-      done: how many updates it has had.
+      done: its number of updates.
     """
 
     def __init__(
@@ -86,16 +95,16 @@ class Trainer:
     ):
         """
         Args:
-          facts: what every checkpoint records of the data, see `identity.of`.
-          evaluate: evaluates the state after so many updates on validation data.
-          stop: raises Interrupted once a signal has come to any process.
+          facts: the fingerprints of the data for every checkpoint, see `identity.of`.
+          evaluate: evaluates a state on validation data, given its number of updates.
+          stop: raises Interrupted once any process has received a signal.
         """
         config = run.config
         self.run, self.data, self.state, self.done = run, data, state, start.step
         self._facts, self._evaluate, self._stop = facts, evaluate, stop
         is_primary = jax.process_index() == 0
         self.writer = metrics_log.MetricsWriter(
-            run.paths.logs, started=run.began, enabled=is_primary, publish=run.paths.publish_logs
+            run.paths.logs, started=run.started, enabled=is_primary, publish=run.paths.publish_logs
         )
         self._progress = Progress(start.step, config.train.num_steps, enabled=is_primary)
         self.meter = Meter(
@@ -105,12 +114,12 @@ class Trainer:
             useful=start.record.get("useful_seconds", 0.0),
         )
         self._rates = _learning_rates(config)
-        self._unread: tuple[int, Any] | None = None  # the last step and its metrics, still on the devices
+        self._unread: tuple[int, Any] | None = None  # the last step and its metrics, on the devices
 
     def train(self) -> None:
-        """Trains to the end, or until a signal comes; then raises Interrupted, with the state saved."""
+        """Trains to the end; on a signal, saves the state and raises Interrupted."""
         run, config = self.run, self.run.config
-        part = parallel.rows_of_process(run.mode.mesh)
+        part = meshes.rows_of_process(run.mode.mesh)
         batches = pipeline.batches(self.data.train, num_steps=config.train.num_steps, part=part)
         try:
             if evaluations.is_due(self.done, config) and self.done not in run.scores:
@@ -126,17 +135,17 @@ class Trainer:
             raise run.steps.explained(error) from None
         except Interrupted as reason:
             if reason.agreed:
-                self._save_and_say()
+                self._save_at_signal()
             raise
         finally:
             self._progress.close()
             self.writer.flush()
             run.checkpoints.wait()
         if batches.drawn:
-            run_report.say(run_report.drawn(batches))
+            run_report.say(run_report.subword_sampling(batches))
 
     def _on_devices(self, batches: loader.Batches) -> Iterator[Any]:
-        """The batches from the first step to do, on the devices ahead of their turn; profiled if the config asks."""
+        """Yields the batches from the first step on, on the devices; profiled if configured."""
         run = self.run
         stream = loader.stream(batches, run.mode.put_batch, first_step=self.done)
         stream = self.meter.waiting_for(stream, lambda: self._unread)
@@ -152,12 +161,12 @@ class Trainer:
         return stream
 
     def _one_step(self, batch: Any) -> None:
-        """One update, and what is due after it."""
+        """Runs an update, and the checkpoint and evaluation that are due after it."""
         with self.meter.paused():
             run_step = self.run.steps.get(self.data.train.plan.shape(self.done))
         self.state, sums = run_step(self.state, batch)
         self.done += 1
-        # The metrics of the step before are read only now, when the devices have this step to work on.
+        # Reading the metrics of the previous step only now keeps the devices busy with this step.
         self._read_metrics()
         self._unread = (self.done, sums)
         if self.run.checkpoints.due(self.done):
@@ -169,7 +178,7 @@ class Trainer:
                 self.evaluate()
 
     def _read_metrics(self) -> None:
-        """Reads the metrics of the last step, for which it waits; checks, shows and logs them."""
+        """Waits for the metrics of the last step; checks, shows and logs them."""
         if self._unread is None:
             return
         done, sums = self._unread
@@ -180,28 +189,36 @@ class Trainer:
         work = flops.train_examples(config, *self.data.train.lengths(done - 1))
         self.meter.add(float(sums["loss"][1]), work)
         rate, values["learning_rate"] = self.meter.rate(), float(self._rates[done - 1])
-        shown = {"loss": values["loss"], "lr": values["learning_rate"], f"{self.meter.unit}/s": rate}
+        shown = {
+            "loss": values["loss"],
+            "lr": values["learning_rate"],
+            f"{self.meter.unit}/s": rate,
+        }
         self._progress.update(done, shown)
         if done % config.train.log_every == 0 or evaluations.is_due(done, config):
             self.writer.write(done, "train", values | self.meter.line())
 
     def save(self) -> None:
-        """Saves a checkpoint of the state; everything that has been logged is published first."""
+        """Publishes the log, and saves a checkpoint of the state."""
         scores = {str(step): score for step, score in self.run.scores.items()}
-        known = {"label_names": self.data.label_names, "scores": scores, "useful_seconds": self.meter.useful}
+        known = {
+            "label_names": self.data.label_names,
+            "scores": scores,
+            "useful_seconds": self.meter.useful,
+        }
         self.writer.flush()
         parts = to_parts(self.run.mode.over_mesh(self.state))
         self.run.checkpoints.save(self.done, parts, {"step": self.done, **self._facts, **known})
 
-    def _save_and_say(self) -> None:
+    def _save_at_signal(self) -> None:
         self._read_metrics()
         self.save()
         self.run.checkpoints.wait()
-        goes_on = f"to go on: the same command with --workdir={self.run.paths.path}"
-        run_report.say(f"stopped after step {self.done} and saved; {goes_on}")
+        resume = f"to go on: the same command with --workdir={self.run.paths.path}"
+        run_report.say(f"stopped after step {self.done} and saved; {resume}")
 
     def evaluate(self) -> None:
-        """Evaluates the state on validation data: logs the values, shows samples, and notes the score."""
+        """Evaluates the state on validation data; logs the values, and shows samples."""
         run = self.run
         values, samples, remark = self._evaluate(self.done, self.state)
         if jax.process_index() == 0 and samples:
@@ -214,7 +231,7 @@ class Trainer:
 
 
 def _learning_rates(config: Config) -> np.ndarray:
-    """The learning rate of each step, the first at index 0."""
+    """Returns the learning rate of each step, from step 1; (num_steps,)."""
     steps = np.arange(1, config.train.num_steps + 1)
     sizes = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
     return jax.device_get(optim.learning_rate(steps, config.optim, **sizes))
@@ -223,8 +240,10 @@ def _learning_rates(config: Config) -> np.ndarray:
 def _check_finite(done: int, values: dict[str, float], checkpoints: Checkpoints) -> None:
     if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
         kept = checkpoints.steps()
+        newest = f"of step {kept[-1]}" if kept else "none yet"
         raise Diverged(
-            f"step {done}: loss {values['loss']}, gradient norm {values['grad_norm']}: training has diverged. "
-            f"The newest checkpoint is {f'of step {kept[-1]}' if kept else 'none yet'}. Try, in a new --workdir, "
-            "a lower optim.learning_rate, more optim.warmup_steps, optim.clip_norm=1.0, or model.norm_placement='pre'."
+            f"step {done}: loss {values['loss']}, gradient norm {values['grad_norm']}: training "
+            f"has diverged. The newest checkpoint is {newest}. Try, in a new --workdir, a lower "
+            "optim.learning_rate, more optim.warmup_steps, optim.clip_norm=1.0, or "
+            "model.norm_placement='pre'."
         )

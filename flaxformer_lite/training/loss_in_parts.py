@@ -1,4 +1,4 @@
-"""The loss over a large vocabulary, some rows after others: the logits of all rows at once may not fit into memory."""
+"""The loss over a large vocabulary, in parts of the rows: all logits may not fit in memory."""
 
 import functools
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# (x_BTD, weights, *rows) -> (what is minimised, sums to report), all linear in the rows.
+# (x_BTD, weights, *rows) -> (objective, sums of metrics). Both are sums over rows.
 OfRows = Callable[..., tuple[jax.Array, Any]]
 
 
 def split_rows(tree: Any, parts: int) -> Any:
-    """Returns the arrays in `parts` parts along a new leading axis; part m has every `parts`-th row.
+    """Returns the arrays split into `parts` parts along a new leading axis.
 
-    So the parts of rows that are sharded over devices stay sharded.
+    Part m has the rows m, m + `parts`, ..., so that the parts of sharded rows stay sharded.
     """
     return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), tree)
 
@@ -24,19 +24,24 @@ def _join_rows(x: jax.Array) -> jax.Array:
 
 
 def summed(
-    function: OfRows, x_BTD: jax.Array, weights: Any, *rows: jax.Array, parts: int, row_shards: int = 1
+    function: OfRows,
+    x_BTD: jax.Array,
+    weights: Any,
+    *rows: jax.Array,
+    parts: int,
+    row_shards: int = 1,
 ) -> tuple[jax.Array, Any]:
-    """Returns the sum of `function(x_BTD, weights, *rows)` over `parts` parts of the rows, one after another.
+    """Returns `function(x_BTD, weights, *rows)`, computed in `parts` parts of the rows.
 
-    The gradient of a part is computed together with its value. So what is large in between, such as logits, is
-    neither kept for the backward pass nor computed twice.
+    The gradient of a part is computed together with its value. Therefore large intermediate arrays,
+    such as logits, are neither kept for the backward pass nor recomputed.
 
     Args:
-      x_BTD: is differentiated, part by part.
-      weights: are differentiated too, whole in each part.
-      rows: arrays with leading axis B that need no gradient.
-      row_shards: how many devices share the rows. Each adds up the gradients of `weights` over its own rows of all
-        parts, so that they are summed over the devices once, not in every part.
+      x_BTD: differentiable; split into parts.
+      weights: differentiable; used whole in each part.
+      rows: arrays with leading axis B, split into parts; they have no gradient.
+      row_shards: how many devices the rows are split over. Each device adds up its gradients of
+        `weights` over all parts, so that they are summed over devices once, not once a part.
     """
     if parts == 1:
         return function(x_BTD, weights, *rows)
@@ -45,17 +50,29 @@ def summed(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _total(
-    function: OfRows, parts: int, row_shards: int, x_BTD: jax.Array, weights: Any, rows: tuple[jax.Array, ...]
+    function: OfRows,
+    parts: int,
+    row_shards: int,
+    x_BTD: jax.Array,
+    weights: Any,
+    rows: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, Any]:
-    """The value alone."""
-    sums = jax.lax.map(lambda part: function(part[0], weights, *part[1:]), split_rows((x_BTD, *rows), parts))
+    """Returns the value, without gradients."""
+    sums = jax.lax.map(
+        lambda part: function(part[0], weights, *part[1:]), split_rows((x_BTD, *rows), parts)
+    )
     return jax.tree.map(lambda sum_M: sum_M.sum(axis=0), sums)
 
 
 def _forward(
-    function: OfRows, parts: int, row_shards: int, x_BTD: jax.Array, weights: Any, rows: tuple[jax.Array, ...]
+    function: OfRows,
+    parts: int,
+    row_shards: int,
+    x_BTD: jax.Array,
+    weights: Any,
+    rows: tuple[jax.Array, ...],
 ) -> tuple[tuple[jax.Array, Any], tuple[jax.Array, Any]]:
-    """The value, and the gradients with respect to `x_BTD` and `weights`."""
+    """Returns the value, and the gradients with respect to `x_BTD` and `weights`."""
     gradient = jax.value_and_grad(function, argnums=(0, 1), has_aux=True)
     if row_shards > 1:
         gradient = _by_shard(gradient, row_shards)
@@ -75,22 +92,30 @@ def _forward(
 
 
 def _by_shard(gradient: Callable, row_shards: int) -> Callable:
-    """`gradient` with sums and weight gradients of each device's rows along a new leading axis."""
+    """Returns `gradient` with a leading device axis on the sums and the gradients of `weights`."""
 
-    def of_rows(x_BTD: jax.Array, weights: Any, *rows: jax.Array) -> tuple[Any, tuple[jax.Array, Any]]:
+    def of_rows(
+        x_BTD: jax.Array, weights: Any, *rows: jax.Array
+    ) -> tuple[Any, tuple[jax.Array, Any]]:
         x, *others = (x.reshape(row_shards, -1, *x.shape[1:]) for x in (x_BTD, *rows))
-        each = jax.vmap(gradient, in_axes=(0, None, *(0 for _ in others)))
-        sums, (x_gradient, weights_gradient) = each(x, weights, *others)
+        of_shards = jax.vmap(gradient, in_axes=(0, None, *(0 for _ in others)))
+        sums, (x_gradient, weights_gradient) = of_shards(x, weights, *others)
         return sums, (x_gradient.reshape(x_BTD.shape), weights_gradient)
 
     return of_rows
 
 
 def _backward(
-    function: OfRows, parts: int, row_shards: int, gradients: tuple[jax.Array, Any], cotangents: tuple[jax.Array, Any]
+    function: OfRows,
+    parts: int,
+    row_shards: int,
+    gradients: tuple[jax.Array, Any],
+    cotangents: tuple[jax.Array, Any],
 ) -> tuple[jax.Array, Any, None]:
-    """The gradients that `_forward` has computed, times the cotangent of what is minimised."""
-    x_gradient, weights_gradient = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), gradients)
+    """Returns the gradients computed by `_forward`, times the cotangent of the objective."""
+    x_gradient, weights_gradient = jax.tree.map(
+        lambda g: g * cotangents[0].astype(g.dtype), gradients
+    )
     return x_gradient, weights_gradient, None
 
 

@@ -1,17 +1,22 @@
-"""Losses as (sum, weight): added over microbatches and devices, and divided once."""
+"""Losses as (sum, weight). They are added over microbatches and devices, then divided once."""
 
 import jax
 import jax.numpy as jnp
 
-LOGITS_AT_ONCE = 2**28  # that exist at a time on a device in training: 1 GiB in float32
+LOGITS_AT_ONCE = 2**28  # limit for a device in a training step: 1 GiB in float32
 
 
 def cross_entropy(
-    logits_BTV: jax.Array, labels_BT: jax.Array, weights_BT: jax.Array, *, label_smoothing: float = 0.0
+    logits_BTV: jax.Array,
+    labels_BT: jax.Array,
+    weights_BT: jax.Array,
+    *,
+    label_smoothing: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy in nats, with the label smoothing of section 5.4.
+    """Returns the cross-entropy in nats, with the label smoothing of section 5.4.
 
-    The label has probability 1 - `label_smoothing`, and that much is spread evenly over all V tokens.
+    The target distribution is 1 - `label_smoothing` on the label, plus `label_smoothing` / V on
+    each of the V tokens.
 
     Returns:
       (sum of `weights_BT` times the loss of each token, sum of `weights_BT`), float32 scalars.
@@ -24,10 +29,16 @@ def cross_entropy(
 
 
 def parts_of(rows: int, logits_of_row: int, *, row_shards: int = 1) -> int:
-    """Into how many equal parts to take `rows`, so that the logits of one are not too many for a device at once.
+    """Returns the least number of equal parts of rows with at most `LOGITS_AT_ONCE` logits each.
 
-    `row_shards` devices share the rows evenly, and so each part of them.
+    A part has at least one row of each device.
+
+    Args:
+      row_shards: how many devices the rows, and each part of them, are split over. The limit is per
+        device.
     """
-    mine = rows // row_shards
-    fits = lambda n: n == mine or mine // n * logits_of_row <= LOGITS_AT_ONCE  # noqa: E731
-    return next(n for n in range(1, mine + 1) if mine % n == 0 and fits(n))
+    device_rows = rows // row_shards
+    for parts in range(1, device_rows):
+        if device_rows % parts == 0 and device_rows // parts * logits_of_row <= LOGITS_AT_ONCE:
+            return parts
+    return device_rows

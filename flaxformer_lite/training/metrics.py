@@ -1,4 +1,4 @@
-"""Metrics as {name: (sum, weight)}: add as often as you like, divide once."""
+"""Metrics as {name: (sum, weight)}. They are added over batches, then divided once."""
 
 import math
 from collections.abc import Mapping
@@ -9,25 +9,31 @@ import jax.numpy as jnp
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
-def correct_tokens(logits_BTV: jax.Array, labels_BT: jax.Array, weights_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(weighted number of tokens whose label has the highest logit, sum of `weights_BT`)."""
+def correct_tokens(
+    logits_BTV: jax.Array, labels_BT: jax.Array, weights_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (sum of the weights of correctly predicted tokens, sum of all weights)."""
     label_BT = jnp.take_along_axis(logits_BTV, labels_BT[..., None], axis=-1)[..., 0]
-    hit_BT = label_BT >= logits_BTV.max(axis=-1)  # on a CPU a maximum is several times faster than an argmax
+    # on a CPU a maximum is several times faster than an argmax
+    hit_BT = label_BT >= logits_BTV.max(axis=-1)
     return (hit_BT * weights_BT).sum(), weights_BT.sum()
 
 
 def add(first: Sums | None, second: Sums) -> Sums:
-    """Sums and weights of both; None counts as nothing."""
+    """Returns the sums and weights of both added up; `first` may be None."""
     return second if first is None else jax.tree.map(lambda a, b: a + b, first, second)
 
 
 def divide(sums: Sums) -> dict[str, float]:
-    """Each sum over its weight, as Python floats; NaN where the weight is zero."""
-    return {name: float(total) / float(weight) if weight else math.nan for name, (total, weight) in sums.items()}
+    """Returns each sum divided by its weight, as Python floats; NaN for a weight of 0."""
+    return {
+        name: float(total) / float(weight) if weight else math.nan
+        for name, (total, weight) in sums.items()
+    }
 
 
 def with_perplexity(values: Mapping[str, float]) -> dict[str, float]:
-    """`values` and exp(loss), infinite where that is too large for a float."""
+    """Returns `values` and the perplexity exp(loss), infinite if a float overflows."""
     try:
         return {**values, "perplexity": math.exp(values["loss"])}
     except OverflowError:
@@ -35,8 +41,8 @@ def with_perplexity(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def score(values: Mapping[str, float], metric: str) -> float:
-    """How good `values` are by `metric`, higher is better: it, or minus the loss; what is not finite is worst."""
+    """Returns `values[metric]`, negated for the loss: higher is better, -inf if not finite."""
     value = values[metric]
-    if value is None or not math.isfinite(value):  # None is how a log that is JSON tells it
+    if value is None or not math.isfinite(value):  # a JSON log has null for NaN and infinity
         return -math.inf
     return -value if metric == "loss" else value

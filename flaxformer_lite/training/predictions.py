@@ -1,13 +1,14 @@
-"""What a model predicts for a batch, and the labels: the inputs of the loss.
+"""The predictions of a model for a batch, with their labels and weights: the inputs of the loss.
 
-A batch is a dict of int32 arrays: `row` (B,), each row's number in the global batch, and what the model reads:
+A batch is a dict of int32 arrays: `row` (B,), the number of each row in the global batch, and
 
-    encoder_decoder      `source` (B, S) and `target` (B, T): ids that end with the end symbol and then padding
-    encoder_classifier   `source`, and `label` (B,), -1 in a row without a text
+    encoder_decoder      `source` (B, S) and `target` (B, T): ids, the end symbol, then padding
+    encoder_classifier   `source`, and `label` (B,): -1 in a row without a text
     decoder_lm           `target`
 
-Packed rows hold several texts, or pairs. They have `target_segment` (B, T) too, and `source_segment` (B, S) if there is
-a source: the number of each token's text, from 1; 0 = padding.
+A packed row has several texts, or pairs of texts. A packed batch also has `target_segment` (B, T),
+and `source_segment` (B, S) if there is a source. They contain the number of the text that each
+token belongs to, from 1; 0 is padding.
 """
 
 from typing import NamedTuple
@@ -23,24 +24,33 @@ Batch = dict[str, jax.Array]
 
 
 class Predicted(NamedTuple):
-    """One prediction for each of T labels of a row."""
+    """One prediction for each of the T labels of a row."""
 
-    x: jax.Array  # (B, T, D): the decoder's output, before the projection; of a classifier the logits (B, 1, C)
+    x: jax.Array  # (B, T, D): decoder output before the projection; classifier: logits (B, 1, C)
     labels_BT: jax.Array  # int32
-    weights_BT: jax.Array  # float32, 0 where there is no label
+    weights_BT: jax.Array  # float32, 0 for a position without a label
 
 
 def shift_right(labels_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
-    """Returns the decoder's input: in each text the start symbol, then all but the last label. Figure 1."""
+    """Returns the decoder's input: for each text the start symbol and all labels but the last.
+
+    The outputs "shifted right" of figure 1.
+    """
     shifted_BT = jnp.pad(labels_BT, ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
     if segment_BT is None:
         return shifted_BT
-    begins_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)))
-    return jnp.where(begins_BT, BOS, shifted_BT)
+    starts_BT = jnp.pad(segment_BT[:, 1:] != segment_BT[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where(starts_BT, BOS, shifted_BT)
 
 
-def decoder_inputs(batch: Batch, *, model: nn.Module) -> tuple[tuple[jax.Array, ...], dict[str, jax.Array | None]]:
-    """Returns (source if there is an encoder, decoder input), and their segments by name if the rows are packed."""
+def decoder_inputs(
+    batch: Batch, *, model: nn.Module
+) -> tuple[tuple[jax.Array, ...], dict[str, jax.Array | None]]:
+    """Returns the inputs of a model with a decoder: arrays, and keyword arguments for packed rows.
+
+    Returns:
+      (source, decoder input) with an encoder, (decoder input,) without; and the segments by name.
+    """
     segment_BT = batch.get("target_segment")
     inputs_BT = shift_right(batch["target"], segment_BT)
     if model.config.architecture == "decoder_lm":
@@ -51,35 +61,39 @@ def decoder_inputs(batch: Batch, *, model: nn.Module) -> tuple[tuple[jax.Array, 
     return (batch["source"], inputs_BT), segments
 
 
-def of_classes(params: dict, batch: Batch, *, model: nn.Module, **mode) -> Predicted:
-    """A classifier's logits (B, 1, C), as if for one token; an empty row has the weight 0."""
-    logits_BC = model.apply({"params": params}, batch["source"], **mode)
+def of_classes(params: dict, batch: Batch, *, model: nn.Module, **options) -> Predicted:
+    """Returns a classifier's logits (B, 1, C), one prediction a row; empty rows have weight 0."""
+    logits_BC = model.apply({"params": params}, batch["source"], **options)
     labels_B1 = batch["label"][:, None]
-    return Predicted(logits_BC[:, None], jnp.maximum(labels_B1, 0), (labels_B1 >= 0).astype(jnp.float32))
+    return Predicted(
+        logits_BC[:, None], jnp.maximum(labels_B1, 0), (labels_B1 >= 0).astype(jnp.float32)
+    )
 
 
-def of_tokens(params: dict, batch: Batch, *, model: nn.Module, **mode) -> Predicted:
-    """A decoder's output for each next token, (B, T, D)."""
+def of_tokens(params: dict, batch: Batch, *, model: nn.Module, **options) -> Predicted:
+    """Returns a decoder's output (B, T, D) for each label; padding has weight 0."""
     inputs, segments = decoder_inputs(batch, model=model)
-    x_BTD = model.apply({"params": params}, *inputs, method="features", **segments, **mode)
+    x_BTD = model.apply({"params": params}, *inputs, method="features", **segments, **options)
     labels_BT = batch["target"]
     return Predicted(x_BTD, labels_BT, (labels_BT != PAD).astype(jnp.float32))
 
 
 def of_masked_tokens(
-    params: dict, batch: Batch, *, model: nn.Module, step_key: jax.Array | None, **mode
+    params: dict, batch: Batch, *, model: nn.Module, step_key: jax.Array | None, **options
 ) -> tuple[Predicted, Predicted]:
-    """A masked decoder's output for each token, and the logits (B, 1, L) of each target's length.
+    """Returns a masked decoder's output (B, T, D), and the logits (B, 1, L) of the target length.
 
     Only masked tokens have a weight. Ghazvininejad 2019, sections 2.2 and 2.3.
 
     Args:
-      step_key: what is masked is a function of this key and the row; None, in evaluation: of the text alone, so that
-        every evaluation measures the same.
+      step_key: the masked positions are a function of this key and the row number. None, in
+        evaluation: of the text alone, so that evaluations are comparable.
     """
     masked = masking.mask_batch(step_key, batch)
     inputs = batch["source"], masked.inputs_BT
-    x_BTD, logits_BL = model.apply({"params": params}, *inputs, method="features_and_lengths", **mode)
+    x_BTD, logits_BL = model.apply(
+        {"params": params}, *inputs, method="features_and_lengths", **options
+    )
     length_B1 = masked.length_B[:, None]
     lengths = Predicted(logits_BL[:, None], length_B1, (length_B1 > 0).astype(jnp.float32))
     return Predicted(x_BTD, masked.labels_BT, masked.weights_BT), lengths

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: a trace of a few steps, and their costliest operations by place in the model."""
+"""A trace of a few steps, and a table of their costliest operations by their path in the model."""
 
 import collections
 import dataclasses
@@ -11,22 +11,26 @@ from typing import Any
 
 import jax
 
-WARM = 5  # steps that are made before those that are traced
+WARM = 5  # steps before the traced ones
 TRACED = 5
 SHOWN = 10  # operations in the table
 
-INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"', re.MULTILINE)
-# What JAX and Flax put into an operation's name besides modules, named scopes and primitives.
+INSTRUCTION = re.compile(
+    r'^\s*(?:ROOT )?%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"', re.MULTILINE
+)
+# Parts of an operation's name that are not modules, named scopes or primitives.
 AROUND = re.compile(r"(?:jvp|vmap|transpose)\((.*)\)")
-WRAPPING = re.compile(r"jit\(.*|checkpoint|rematted_computation|closed_call|while|body|train_step|\w+\.\w+|")
+WRAPPING = re.compile(
+    r"jit\(.*|checkpoint|rematted_computation|closed_call|while|body|train_step|\w+\.\w+|"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """All runs of operations that stand in the same place, that of other layers included."""
+    """All runs of the operations of a path, of all layers together."""
 
-    place: str  # 'decoder/layers_*/feed_forward/inner/dot_general', and whether it runs backward
-    seconds: float  # of all runs together, on all devices
+    place: str  # such as 'decoder/layers_*/feed_forward/inner/dot_general (backward)'
+    seconds: float  # of all runs on all devices
     runs: int
 
 
@@ -38,16 +42,16 @@ def traced(
     wait: Callable[[], None],
     show: Callable[[str], None],
 ) -> Iterator[Any]:
-    """`batches`, of which `TRACED` are traced into `folder`, in the form that TensorBoard and XProf read.
+    """Yields `batches`, and traces `TRACED` steps into `folder`, for TensorBoard and XProf.
 
-    They come after `WARM` others and after the last compilation, which would disturb them.
+    The traced steps follow `WARM` others and the last compilation.
 
     Args:
-      programs: the steps that are, or will be, compiled; their text says where an operation stands.
-      wait: returns when all steps up to now are computed.
-      show: is given the table of the costliest operations, or why there is none.
+      programs: returns the futures of compiled steps; their text contains the paths of operations.
+      wait: waits until all steps are computed.
+      show: shows the table of the costliest operations, or the reason why there is none.
     """
-    steps = -1  # that were traced; -1: none is yet
+    steps = -1  # number of traced steps; -1: tracing has not started
     running = False
     try:
         for number, batch in enumerate(batches):
@@ -64,14 +68,23 @@ def traced(
             running = False
             _end(folder, steps, programs, wait, show)
         if steps == -1:
-            show("train.profile: no step was traced: the run ended before all shapes of batches were compiled")
+            show(
+                "train.profile: no step was traced: the run ended before all shapes of batches "
+                "were compiled"
+            )
     finally:
-        if running:  # the run was stopped
+        if running:  # the run has been stopped
             jax.profiler.stop_trace()
 
 
-def _end(folder: Path, steps: int, programs: Callable, wait: Callable[[], None], show: Callable[[str], None]) -> None:
-    """Ends the trace and shows its table."""
+def _end(
+    folder: Path,
+    steps: int,
+    programs: Callable,
+    wait: Callable[[], None],
+    show: Callable[[str], None],
+) -> None:
+    """Stops the trace and shows its table."""
     wait()
     jax.profiler.stop_trace()
     texts = [each.result().as_text() for each in programs() if hasattr(each.result(), "as_text")]
@@ -79,26 +92,30 @@ def _end(folder: Path, steps: int, programs: Callable, wait: Callable[[], None],
 
 
 def table(found: Sequence[Operation], steps: int) -> str:
-    """The `SHOWN` costliest operations, one a line: share of the time of all, milliseconds and runs a step, place."""
+    """Returns the costliest operations: share of time, ms and runs a step, path; one a line."""
     total = sum(each.seconds for each in found) or 1.0
     lines = [f"{'share':>6} {'ms a step':>10} {'runs':>6}  operation"]
     lines += [
-        f"{each.seconds / total:6.1%} {1e3 * each.seconds / steps:10.2f} {each.runs / steps:6.0f}  {each.place}"
+        f"{each.seconds / total:6.1%} {1e3 * each.seconds / steps:10.2f} "
+        f"{each.runs / steps:6.0f}  {each.place}"
         for each in found[:SHOWN]
     ]
     rest = sum(each.seconds for each in found[SHOWN:])
-    lines.append(f"{rest / total:6.1%} {1e3 * rest / steps:10.2f} {'':6}  {max(0, len(found) - SHOWN)} others")
+    lines.append(
+        f"{rest / total:6.1%} {1e3 * rest / steps:10.2f} {'':6}  "
+        f"{max(0, len(found) - SHOWN)} others"
+    )
     return "\n".join(lines)
 
 
 def operations(folder: Path, programs: Sequence[str]) -> list[Operation]:
-    """What the newest trace below `folder` tells of the compiled `programs`, costliest first."""
+    """Returns the operations of `programs` in the newest trace below `folder`, costliest first."""
     files = sorted(Path(folder).glob("plugins/profile/*/*.xplane.pb"))
     places = [dict(INSTRUCTION.findall(program)) for program in programs]
     seconds, runs = collections.Counter(), collections.Counter()
     with warnings.catch_warnings():
-        # On Python 3.13 jaxlib's type of an event's figures warns when it is made; where a warning is an error, that
-        # ends the whole process.
+        # On Python 3.13 a type of jaxlib warns on creation; if warnings are errors, that aborts the
+        # process.
         warnings.simplefilter("ignore")
         by_program = _by_program(jax.profiler.ProfileData.from_file(str(files[-1])))
     for names in by_program.values():
@@ -111,7 +128,7 @@ def operations(folder: Path, programs: Sequence[str]) -> list[Operation]:
 
 
 def _by_program(trace: "jax.profiler.ProfileData") -> dict[Any, dict[str, list[float]]]:
-    """Of each program, the seconds that each run of each of its instructions took, without what runs within it."""
+    """Returns program to instruction to the seconds of each run, without nested instructions."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
     for plane in trace.planes:
         for line in plane.lines:
@@ -126,23 +143,32 @@ def _by_program(trace: "jax.profiler.ProfileData") -> dict[Any, dict[str, list[f
     return found
 
 
-def own_times(events: Sequence[tuple[float, float, Any, str]]) -> Iterator[tuple[tuple[Any, str], float]]:
-    """Of events (start, minus duration, ...rest), sorted: the rest, and the duration without that of events within."""
-    open_events: list[list] = []  # [end, what is left of the duration, rest], each within the one before
+def own_times(
+    events: Sequence[tuple[float, float, Any, str]],
+) -> Iterator[tuple[tuple[Any, str], float]]:
+    """Yields the rest of each event, and its duration without nested events.
+
+    Args:
+      events: (start, minus duration, ...rest), sorted.
+    """
+    open_events: list[list] = []  # [end, own duration, rest], each nested in the one before
     for start, minus_duration, *rest in events:
         while open_events and open_events[-1][0] <= start:
-            _, own, what = open_events.pop()
-            yield what, own
+            _, own, names = open_events.pop()
+            yield names, own
         if open_events:
             open_events[-1][1] += minus_duration
         open_events.append([start - minus_duration, -minus_duration, tuple(rest)])
-    for _, own, what in reversed(open_events):
-        yield what, own
+    for _, own, names in reversed(open_events):
+        yield names, own
 
 
 def place(name: str) -> str:
-    """An operation's name as JAX gives it, as a path through the model: all layers as one, the direction in words."""
-    name = name.split(";")[0]  # of several that are one now
+    """Returns the path of an operation in the model from its name in JAX.
+
+    All layers have the same path. A suffix marks operations that run backward or again.
+    """
+    name = name.split(";")[0]  # of fused operations the first
     parts = [part for part in map(_within, name.split("/")) if not WRAPPING.fullmatch(part)]
     path = re.sub(r"layers_\d+", "layers_*", "/".join(parts)) or name
     if "rematted_computation" in name:
@@ -151,7 +177,7 @@ def place(name: str) -> str:
 
 
 def _within(part: str) -> str:
-    """'loss' of 'transpose(jvp(loss))', and nothing of 'jvp(EncoderClassifier)', which is the whole model."""
+    """Returns 'loss' for 'transpose(jvp(loss))', and '' for 'jvp(EncoderClassifier)', the model."""
     inner = part
     while found := AROUND.fullmatch(inner):
         inner = found.group(1)

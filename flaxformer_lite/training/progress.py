@@ -1,4 +1,4 @@
-"""What a terminal or a log file shows of a training: the progress bar, and text in columns."""
+"""The progress of a training on a terminal or in a log file, and text in columns."""
 
 import sys
 import time
@@ -8,16 +8,18 @@ import tqdm
 
 
 class Progress:
-    """A bar on a terminal; in a log file, a line every `seconds`. Counts from `first` to `last`."""
+    """A progress bar from `first` to `last`; in a log file, a line every `seconds`."""
 
     def __init__(self, first: int, last: int, *, enabled: bool = True, seconds: float = 10.0):
         self._last, self._seconds = last, seconds
-        self._begun = self._shown = time.monotonic()
+        self._started = self._shown = time.monotonic()
         self._first = first
         self._enabled = enabled
         self._bar = None
         if enabled and sys.stderr.isatty():
-            self._bar = tqdm.tqdm(total=last, initial=first, unit="step", dynamic_ncols=True, smoothing=0.05)
+            self._bar = tqdm.tqdm(
+                total=last, initial=first, unit="step", dynamic_ncols=True, smoothing=0.05
+            )
 
     def update(self, step: int, values: dict[str, float]) -> None:
         """Shows `step` of the total and `values`, such as loss and tokens per second."""
@@ -27,23 +29,27 @@ class Progress:
             self._bar.update(step - self._bar.n)
         elif self._enabled and time.monotonic() - self._shown >= self._seconds:
             self._shown = time.monotonic()
-            left = (self._shown - self._begun) / max(1, step - self._first) * (self._last - step)
-            print(f"step {step}/{self._last}  {text}  {_clock(left)} left", file=sys.stderr, flush=True)
+            left = (self._shown - self._started) / max(1, step - self._first) * (self._last - step)
+            print(
+                f"step {step}/{self._last}  {text}  {_clock(left)} left",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def note(self, text: str) -> None:
-        """A line of text that the bar does not run over."""
+        """Prints a line of text above the bar."""
         if self._enabled:
             tqdm.tqdm.write(text, file=sys.stderr)
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Leaves the bar where it stands."""
+        """Closes the bar, and leaves it on the screen."""
         if self._bar is not None:
             self._bar.close()
 
 
 def table(rows: list[list[str]]) -> str:
-    """Rows of text in columns: the first left, the others right-aligned."""
+    """Returns rows of text in columns: the first left-aligned, the others right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
 
@@ -59,4 +65,8 @@ def _short(value: float) -> str:
 
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        if minutes >= 60
+        else f"{minutes}:{seconds:02}"
+    )

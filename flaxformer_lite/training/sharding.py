@@ -1,11 +1,14 @@
-"""Which dimension of which array of a run's state is split over which axis of the device mesh: rules by name.
+"""Rules by parameter name: which mesh axis splits which dimension of each array of the state.
 
-    data    copies of the model, each with rows of its own
-    fsdp    devices that split the rows too, and the state: each holds a part, and has the rest sent where it is used
-            (Rajbhandari 2020, section 5.3, stage 3)
-    tensor  devices that split heads, inner width and vocabulary, and work on the same rows (Shoeybi 2019, section 3)
+The axes of the mesh:
 
-The compiler splits the model's computation as parameters and rows are split.
+    data    splits the rows; each device along it has a copy of the state
+    fsdp    splits the rows and the state; each device stores a part of the state and gathers the
+            rest where it is used (Rajbhandari 2020, section 5.3, stage 3)
+    tensor  splits heads, inner width and vocabulary; the devices along it compute the same rows
+            (Shoeybi 2019, section 3)
+
+The compiler partitions the computation accordingly.
 """
 
 import re
@@ -17,11 +20,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from flaxformer_lite.system.errors import InputError
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")
-ROWS = PartitionSpec((DATA, FSDP))  # of a batch
-WHOLE = PartitionSpec()
+ROWS = PartitionSpec((DATA, FSDP))  # the rows of a batch
+WHOLE = PartitionSpec()  # replicated
 
-# How the name of a parameter ends, and the axis of each of its dimensions. Every parameter matches one rule.
-# V vocabulary, D width of the model, H heads, G heads of keys and values, K size of a head, F inner width.
+# The end of a parameter's name, and the mesh axis of each dimension. Every parameter matches one
+# rule. V: vocabulary, D: model width, H: heads, G: heads of keys and values, K: head size, F: inner
+# width.
 RULES = {
     r"embedding/embedding": (TENSOR, FSDP),  # (V, D)
     r"output/kernel": (TENSOR, FSDP),  # (V, D)
@@ -46,49 +50,61 @@ Tree = Any
 
 
 def rules_for(name: str) -> list[str]:
-    """The rules that the name of an array ends with, as whole words between slashes."""
+    """Returns the rules that match the end of an array's name, in whole words between slashes."""
     return [rule for rule in RULES if re.search(rf"(^|/|_){rule}$", name)]
 
 
 def of(tree: Tree, mesh: Mesh) -> Tree:
-    """How each array of `tree` lies on `mesh`: what is named as a parameter as that is, all else whole everywhere.
+    """Returns the sharding of each array of `tree` on `mesh`; arrays without a rule are replicated.
 
-    So moments and averages of a parameter, which end with its name, lie where it does.
+    The optimizer's moments and the moving average of a parameter have its sharding, as their names
+    end with its name.
     """
 
     def sharding(path: tuple, x: jax.Array) -> NamedSharding:
-        rules = rules_for(_name(path))
+        rules = rules_for(name_of(path))
         return NamedSharding(mesh, PartitionSpec(*RULES[rules[0]]) if rules and x.ndim else WHOLE)
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
 def check(params: Tree, mesh: Mesh, *, section: str = "config.parallel.") -> None:
-    """Raises InputError unless every parameter has one rule, and the axes of `mesh` divide it evenly.
+    """Checks that the mesh axes divide every parameter evenly.
 
     Args:
       params: arrays, or their shapes.
-      section: what stands before the name of an axis where a user sets its size.
+      section: prefix of an axis name in error messages, as the user sets its size there.
+
+    Raises:
+      InputError: an axis does not divide a dimension, or a parameter does not match exactly one
+        rule.
     """
     for path, x in jax.tree_util.tree_leaves_with_path(params):
-        name = _name(path)
+        name = name_of(path)
         rules = rules_for(name)
         if len(rules) != 1:
-            what = f"matches {' and '.join(rules)}" if rules else "matches none"
-            raise InputError(f"sharding.RULES: expected one rule for the parameter {name}, it {what}; mend the rules.")
+            matches = " and ".join(rules) or "none"
+            raise InputError(
+                f"sharding.RULES: expected one rule for the parameter {name}, it matches "
+                f"{matches}; fix the rules."
+            )
         axes = RULES[rules[0]]
         if len(axes) != x.ndim:
             raise InputError(
-                f"sharding.RULES: {rules[0]} names {len(axes)} dimensions, and {name} has {x.ndim}; mend the rule."
+                f"sharding.RULES: {rules[0]} names {len(axes)} dimensions, and {name} has "
+                f"{x.ndim}; fix the rule."
             )
         for axis, size in zip(axes, x.shape, strict=True):
             if axis and size % mesh.shape[axis]:
                 raise InputError(
-                    f"{section}{axis}: {mesh.shape[axis]} devices cannot share the parameter {name} of shape "
-                    f"{x.shape} evenly: they do not divide {size}; choose a divisor, or change the model."
+                    f"{section}{axis}: {mesh.shape[axis]} devices cannot share the parameter "
+                    f"{name} of shape {x.shape} evenly: they do not divide {size}; choose a "
+                    "divisor, or change the model."
                 )
 
 
-def _name(path: tuple) -> str:
-    """'encoder/layers_0/.../kernel'."""
-    return "/".join(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path)
+def name_of(path: tuple) -> str:
+    """Returns the path of an array in its tree as 'encoder/layers_0/.../kernel'."""
+    return "/".join(
+        str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path
+    )

@@ -1,4 +1,4 @@
-"""The state of training: parameters, optimizer, step and dropout key; and its parts in a checkpoint."""
+"""The training state: parameters, optimizer, step and dropout key; its parts in a checkpoint."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from flaxformer_lite.model import parameters
 
 @flax.struct.dataclass
 class TrainState:
-    """All that the next step depends on, besides its batch."""
+    """The inputs of a training step, besides its batch."""
 
     step: jax.Array  # updates done so far, int32
     params: dict  # float32
@@ -29,7 +29,7 @@ class TrainState:
 
 @flax.struct.dataclass
 class Progress:
-    """What a checkpoint holds beside parameters. The names and the order of the fields are its format."""
+    """The part of a checkpoint beside parameters; its format is the names and order of fields."""
 
     step: jax.Array
     params: None = None  # unused since the first version; part of the format
@@ -38,24 +38,36 @@ class Progress:
 
 
 def init_state(
-    model: nn.Module, optimizer: optax.GradientTransformation, *, seed: int, length: int = 8, ema: bool = False
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int,
+    length: int = 8,
+    ema: bool = False,
 ) -> TrainState:
-    """Returns the state before the first step, a function of `seed` alone; with a moving average if `ema`."""
+    """Returns the state before the first step, a function of `seed`.
+
+    Args:
+      ema: whether the state has a moving average.
+    """
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
     params = parameters.initial(model, params_key, length=length)
-    average = jax.tree.map(jnp.copy, params) if ema else None  # its own buffers: a step donates its input
+    # The average needs buffers of its own, as a step donates its input.
+    average = jax.tree.map(jnp.copy, params) if ema else None
     key_data = jax.random.key_data(dropout_key)
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key_data, average)
 
 
 def to_parts(state: TrainState) -> dict[str, Any]:
-    """Returns the parts of a checkpoint. Decoding reads `params` only, or `ema` if there is one."""
+    """Returns the parts of a checkpoint. Decoding reads only `params`, or `ema` if there is one."""
     progress = Progress(state.step, opt_state=state.opt_state, key_data=state.key_data)
     parts = {"params": state.params, "progress": progress}
     return parts if state.ema is None else {**parts, "ema": state.ema}
 
 
 def from_parts(parts: dict[str, Any]) -> TrainState:
-    """Returns the state that `to_parts` has split."""
+    """Returns the state of the parts from `to_parts`."""
     progress = parts["progress"]
-    return TrainState(progress.step, parts["params"], progress.opt_state, progress.key_data, ema=parts.get("ema"))
+    return TrainState(
+        progress.step, parts["params"], progress.opt_state, progress.key_data, ema=parts.get("ema")
+    )

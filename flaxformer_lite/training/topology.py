@@ -1,7 +1,7 @@
-"""Devices of TPUs and GPUs that are not here, described to their own compilers, which run on any CPU.
+"""Descriptions of TPU and GPU devices, to compile for them on a machine that has only a CPU.
 
-`libtpu` compiles for TPUs, and JAX's CUDA plugin for NVIDIA GPUs. A function that is lowered for such devices compiles
-as on the real ones, and cannot be run.
+`libtpu` compiles for TPUs, and the CUDA plugin of JAX for NVIDIA GPUs. A function that is lowered
+for such devices compiles as on the real ones, but cannot run.
 """
 
 import importlib.metadata
@@ -16,16 +16,17 @@ from flaxformer_lite.system.accelerators import ACCELERATORS
 from flaxformer_lite.system.errors import InputError
 
 LARGEST_SLICE = 4096  # chips
-# Keeps libtpu from searching for a TPU, other hosts, and other processes.
+# Stops libtpu from searching for a TPU, other hosts and other processes.
 LIBTPU = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-# Autotuning needs a GPU, and without it XLA's own products of float32 matrices do not compile.
+# Autotuning needs a GPU. Without it, XLA's own kernels for float32 matrix products do not compile.
 CUDA_FLAG = "--xla_gpu_enable_triton_gemm=false"
-# How XLA describes a GPU. H100 SXM: NVIDIA's H100 white paper, and the CUDA programming guide, compute capability 9.0.
+# GPU descriptions in XLA's format. H100 SXM: NVIDIA's H100 white paper, and the CUDA programming
+# guide, compute capability 9.0.
 GPUS = {
     "h100": """
 gpu_device_info {
@@ -33,7 +34,8 @@ gpu_device_info {
   core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
   threads_per_warp: 32  threads_per_block_limit: 1024  threads_per_core_limit: 2048
   registers_per_block_limit: 65536  registers_per_core_limit: 65536
-  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448  shared_memory_per_core: 233472
+  shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
   block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
   l2_cache_size: 52428800  memory_bandwidth: 3352320000000  device_memory_size: 84929347584
 }
@@ -46,14 +48,15 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 
 class NoCompiler(Exception):
-    """The compiler of an accelerator is not installed, or there is no description for it."""
+    """The compiler for an accelerator is not installed, or the accelerator has no description."""
 
 
 def compiler(name: str) -> str:
-    """The name and version of the compiler for an accelerator, 'libtpu 0.0.42.1'.
+    """Returns the name and version of the compiler for an accelerator, 'libtpu 0.0.42.1'.
 
     Raises:
-      NoCompiler: it is not installed, or lacks a description of the accelerator; the message says what to do.
+      NoCompiler: it is not installed, or the accelerator has no description. The message says what
+        to do.
     """
     on_tpu = ACCELERATORS[name].platform == "tpu"
     if not on_tpu and name not in GPUS:
@@ -62,11 +65,17 @@ def compiler(name: str) -> str:
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:
-        raise NoCompiler(f"{package} is not installed: pip install 'flaxformer_lite[{extra}]'") from None
+        raise NoCompiler(
+            f"{package} is not installed: pip install 'flaxformer_lite[{extra}]'"
+        ) from None
 
 
 def prepare(name: str) -> bool:
-    """Sets the environment of an accelerator's compiler, before JAX starts; False: the compiler is not installed."""
+    """Sets the environment variables of an accelerator's compiler, before JAX starts.
+
+    Returns:
+      Whether the compiler is installed.
+    """
     try:
         compiler(name)
     except NoCompiler:
@@ -76,15 +85,18 @@ def prepare(name: str) -> bool:
             os.environ.setdefault(variable, value)
     elif CUDA_FLAG not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CUDA_FLAG}"
-    jax.config.update("jax_enable_compilation_cache", False)  # JAX cannot read entries for such devices
+    # JAX cannot read cache entries for such devices
+    jax.config.update("jax_enable_compilation_cache", False)
     return True
 
 
 def joined(name: str, count: int, *, slices: int = 1) -> int:
-    """How many of `count` devices fast links join: those of a slice of TPUs, or of a machine of up to 8 GPUs.
+    """Returns how many of `count` devices are joined by fast links.
+
+    These are the TPUs of a slice, or the GPUs of a machine (at most 8).
 
     Raises:
-      InputError: there are no such slices; the message begins with `--devices`.
+      InputError: no slice has the number of chips; the message starts with `--devices`.
     """
     accelerator = ACCELERATORS[name]
     if accelerator.platform == "gpu":
@@ -93,9 +105,9 @@ def joined(name: str, count: int, *, slices: int = 1) -> int:
 
 
 def devices(name: str, count: int, *, slices: int = 1) -> Sequence[jax.Device]:
-    """`count` devices of an accelerator, of one slice of TPUs or machine of GPUs after another.
+    """Returns `count` devices of an accelerator, ordered by TPU slice or GPU machine.
 
-    Unlike on real machines, all GPUs have the `slice_index` 0.
+    Unlike on real machines, all GPUs have `slice_index` 0.
 
     Raises:
       NoCompiler: as `compiler`.
@@ -103,37 +115,50 @@ def devices(name: str, count: int, *, slices: int = 1) -> Sequence[jax.Device]:
     """
     compiler(name)
     if ACCELERATORS[name].platform == "gpu":
-        each = joined(name, count)
-        shape = f"{count // each}x1x{each}"
-        return topologies.get_topology_desc("any", "cuda", target_config=GPUS[name], topology=shape).devices
+        per_machine = joined(name, count)
+        shape = f"{count // per_machine}x1x{per_machine}"
+        return topologies.get_topology_desc(
+            "any", "cuda", target_config=GPUS[name], topology=shape
+        ).devices
     shape = slice_shape(name, count, slices=slices)
     options = {"num_slices": slices} if slices > 1 else {}
     if math.prod(shape) < 4:
         options["chips_per_host_bounds"] = (*shape, 1)[:3]
     if name == "v4":
-        options["chip_config_name"] = "megacore"  # as real ones are set up: the two cores of a chip are one device
+        # as on real machines, the 2 cores of a chip are one device
+        options["chip_config_name"] = "megacore"
     chips = "x".join(map(str, shape))
-    found = topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{chips}", **options).devices
-    return sorted(found, key=lambda device: (getattr(device, "slice_index", 0), device.process_index, device.id))
+    found = topologies.get_topology_desc(
+        platform="tpu", topology_name=f"{name}:{chips}", **options
+    ).devices
+    return sorted(
+        found,
+        key=lambda device: (getattr(device, "slice_index", 0), device.process_index, device.id),
+    )
 
 
 def slice_shape(name: str, count: int, *, slices: int = 1) -> tuple[int, ...]:
-    """The chips of a slice along each axis, for `count` devices over all slices; as close to a cube as possible.
+    """Returns the number of chips of a slice along each axis, as close to a cube as possible.
+
+    Args:
+      count: devices of all slices together.
 
     Raises:
-      InputError: their number is no power of two, or too large.
+      InputError: the number of chips of a slice is not a power of 2, or too large.
     """
     accelerator = ACCELERATORS[name]
     chips, rest = divmod(count, slices * accelerator.cores)
-    most, sides = min(LARGEST_SLICE, accelerator.linked // accelerator.cores), 2 if name in ("v5e", "v6e") else 3
+    most = min(LARGEST_SLICE, accelerator.linked // accelerator.cores)
+    axes = 2 if name in ("v5e", "v6e") else 3
     if rest or not chips or chips & (chips - 1) or chips > most:
-        each = f" of {accelerator.cores} devices" if accelerator.cores > 1 else ""
+        of_devices = f" of {accelerator.cores} devices" if accelerator.cores > 1 else ""
+        times = f", times --slices={slices}" if slices > 1 else ""
         raise InputError(
-            f"--devices={count}: slices of {name} are planned with 1, 2, 4, 8, ... {most} chips{each}; choose such a "
-            "number" + (f", times --slices={slices}." if slices > 1 else ".")
+            f"--devices={count}: slices of {name} are planned with 1, 2, 4, 8, ... {most} "
+            f"chips{of_devices}; choose such a number{times}."
         )
     shape, power = [], chips.bit_length() - 1
-    for axis in range(sides):  # the first axes are the shorter ones
-        shape.append(2 ** (power // (sides - axis)))
-        power -= power // (sides - axis)
-    return (2, 2, 1) if sides == 3 and chips == 4 else tuple(shape)
+    for axis in range(axes):  # the first axes are the shorter ones
+        shape.append(2 ** (power // (axes - axis)))
+        power -= power // (axes - axis)
+    return (2, 2, 1) if axes == 3 and chips == 4 else tuple(shape)

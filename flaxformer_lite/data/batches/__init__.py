@@ -1,1 +1,1 @@
-"""From token ids to batches."""
+"""Batches of token ids: which examples share a batch or a row, and the stream of batches."""

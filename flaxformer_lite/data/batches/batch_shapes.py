@@ -1,4 +1,4 @@
-"""What batches look like, as far as the config tells it: enough to compile a step before any data is read."""
+"""Shapes of batches, from the config alone, so that a step can be compiled before data is read."""
 
 import jax
 import numpy as np
@@ -8,15 +8,20 @@ from flaxformer_lite.data.batches.batching import bucket_rows
 
 
 def possible(config: Config) -> list[tuple[int, int]]:
-    """The (rows, length) of batches that `config.data` allows, as far as they are known before any data is."""
+    """Returns the (rows, length) of all buckets of `config.data`.
+
+    With packing, or with `num_buckets` chosen from the data, only the longest bucket is known.
+    """
     data = config.data
     buckets = data.buckets if data.num_buckets is None and not data.packing else data.buckets[-1:]
-    rows = bucket_rows(buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple)
+    rows = bucket_rows(
+        buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple
+    )
     return list(zip(rows, buckets, strict=True))
 
 
 def struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and types of the arrays of a batch of so many rows and so long, as `Batches` of the loader yields them."""
+    """Returns the shapes and types of a batch of `loader.Batches`."""
     names = {
         "encoder_decoder": ["source", "target"],
         "encoder_classifier": ["source"],
@@ -25,5 +30,5 @@ def struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeDtypeSt
     if config.data.packing:
         names += [f"{name}_segment" for name in names]
     batch = {name: jax.ShapeDtypeStruct((rows, length), np.int32) for name in names}
-    one_a_row = ("row", "label") if config.model.architecture == "encoder_classifier" else ("row",)
-    return batch | {name: jax.ShapeDtypeStruct((rows,), np.int32) for name in one_a_row}
+    by_row = ("row", "label") if config.model.architecture == "encoder_classifier" else ("row",)
+    return batch | {name: jax.ShapeDtypeStruct((rows,), np.int32) for name in by_row}

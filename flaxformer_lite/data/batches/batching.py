@@ -1,7 +1,7 @@
-"""Which examples make up batch number `step`: a pure function of (seed, step), in numpy only.
+"""The examples of each training batch, a pure function of (seed, step), in numpy only.
 
-A plan holds arrays of a few bytes an example and nothing else, and walks over no examples or batches in Python: ten
-million pairs are planned in seconds.
+A plan stores a few bytes an example and has no Python loop over examples or batches: 10 million
+pairs are planned in seconds.
 """
 
 import functools
@@ -15,18 +15,22 @@ from flaxformer_lite.system.errors import InputError
 
 
 def bucket_rows(buckets: Sequence[int], *, tokens_per_batch: int, rows_multiple: int) -> list[int]:
-    """Rows of a batch for each bucket length: as many as the token budget holds, a multiple of `rows_multiple`."""
+    """Returns, for each bucket length, the most rows within the token budget.
+
+    The number of rows is a multiple of `rows_multiple`.
+    """
     return [tokens_per_batch // length // rows_multiple * rows_multiple for length in buckets]
 
 
 def best_buckets(length_N: np.ndarray, count: int) -> tuple[int, ...]:
-    """The `count` lengths that leave the fewest positions empty, if each text lies in the shortest that holds it.
+    """Returns the `count` bucket lengths with the least padding, by dynamic programming.
 
-    All of them where fewer lengths occur. By dynamic programming over the lengths: exact.
+    Each text is padded to the shortest bucket that fits it. If fewer than `count` lengths occur,
+    all of them are returned.
     """
     lengths, texts = np.unique(length_N, return_counts=True)
     lengths, below = np.concatenate([[0], lengths]), np.concatenate([[0], np.cumsum(texts)])
-    # From the texts of the first j lengths to those of the first i: one more bucket, of the i-th length.
+    # added_JI[j, i]: positions of a bucket of length i with the texts longer than length j.
     added_JI = (below - below[:, None]) * lengths.astype(np.float64)
     added_JI[np.tril_indices(len(lengths))] = np.inf
     positions_I, before = np.where(lengths == 0, 0.0, np.inf), []
@@ -42,20 +46,21 @@ def best_buckets(length_N: np.ndarray, count: int) -> tuple[int, ...]:
 
 
 class BatchPlan:
-    """The order of training: every example once an epoch, in a row of its own, among others of like length.
+    """The order of training with one example a row, batched with examples of similar length.
 
-    An epoch is shuffled, cut into batches bucket by bucket, and the batches are shuffled. What does not fill a
-    batch moves on to the next longer bucket, so at most one batch an epoch has empty rows.
+    Every usable example occurs once an epoch. An epoch is shuffled and divided into batches bucket
+    by bucket; then the batches are shuffled. The rest of a bucket moves to the next longer bucket,
+    so at most one batch an epoch has empty rows.
 
     Attributes:
-      steps_per_epoch: batches that hold every usable example once.
+      steps_per_epoch: number of batches in an epoch.
       buckets: the bucket lengths in use.
-      rows: rows of a batch for each of them.
-      usable: numbers of the examples that are used.
-      too_long: how many examples are longer than the longest bucket, and left out.
-      empty: how many examples have an empty side, and are left out.
-      tokens: tokens and end symbols of an epoch, on each side that the examples have.
-      positions: of an epoch, on a side, padding included.
+      rows: rows of a batch, for each bucket.
+      usable: numbers of the usable examples.
+      too_long: number of examples left out because they are longer than the longest bucket.
+      empty: number of examples left out because a side is empty.
+      tokens: tokens and end symbols of an epoch, for each side of the examples.
+      positions: positions of an epoch on one side, padding included.
     """
 
     def __init__(
@@ -69,15 +74,20 @@ class BatchPlan:
         num_buckets: int | None = None,
         seed: int = 0,
     ):
-        """Lengths count tokens without the end symbol; every side of an example needs room for one more.
-
-        A side that the examples do not have is None. With `num_buckets` so many are chosen, none over the longest of
-        `buckets`: see `best_buckets`.
+        """
+        Args:
+          source_length_N: tokens without the end symbol, which takes one more position; None: the
+            examples have no source.
+          target_length_N: as `source_length_N`.
+          num_buckets: the number of buckets to choose by `best_buckets`, none longer than the
+            longest of `buckets`; None: use `buckets`.
 
         Raises:
-          InputError: no example is left to train on.
+          InputError: no example is usable.
         """
-        sides = [length_N for length_N in (source_length_N, target_length_N) if length_N is not None]
+        sides = [
+            length_N for length_N in (source_length_N, target_length_N) if length_N is not None
+        ]
         self.seed = seed
         need_N = np.maximum.reduce(sides).astype(np.int32) + 1
         self.usable, self.empty, self.too_long = _usable(np.minimum.reduce(sides), need_N, buckets)
@@ -85,16 +95,18 @@ class BatchPlan:
         buckets = buckets if num_buckets is None else best_buckets(need_N[self.usable], num_buckets)
         self._bucket_N = np.searchsorted(buckets, need_N).astype(np.min_scalar_type(len(buckets)))
         count = np.bincount(self._bucket_N[self.usable])
-        self.buckets = tuple(buckets[: len(count)])  # longer ones stay without a batch
-        self.rows = bucket_rows(self.buckets, tokens_per_batch=tokens_per_batch, rows_multiple=rows_multiple)
-        full, left = [], 0
+        self.buckets = tuple(buckets[: len(count)])  # longer ones have no batch
+        self.rows = bucket_rows(
+            self.buckets, tokens_per_batch=tokens_per_batch, rows_multiple=rows_multiple
+        )
+        batches, rest = [], 0
         for examples, rows in zip(count.tolist(), self.rows, strict=True):
-            batches, left = divmod(left + examples, rows)
-            full.append(batches)
-        full[-1] += left > 0
-        # Of each batch before they are shuffled, which is the same in all epochs: its bucket, and where it begins and
-        # ends among the usable examples in the order of their buckets.
-        self._bucket_B = np.repeat(np.arange(len(full)), full)
+            full, rest = divmod(rest + examples, rows)
+            batches.append(full)
+        batches[-1] += rest > 0
+        # For each batch before shuffling, the same in all epochs: its bucket, and the borders of
+        # its examples among the usable examples in bucket order.
+        self._bucket_B = np.repeat(np.arange(len(batches)), batches)
         rows_B = np.array(self.rows)[self._bucket_B]
         self._border = np.minimum(np.concatenate([[0], np.cumsum(rows_B)]), len(self.usable))
         self.positions = int((rows_B * np.array(self.buckets)[self._bucket_B]).sum())
@@ -102,48 +114,57 @@ class BatchPlan:
         self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
 
     def span(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of steps `first` to `stop` - 1, all of one epoch: their examples, and how many each row holds."""
+        """Returns the examples of steps `first` to `stop` - 1, and the number of them in each row.
+
+        All steps must be of one epoch.
+        """
         epoch, position = divmod(first, self.steps_per_epoch)
         order, batch_B = self._epoch(epoch)
         batch_B = batch_B[position : position + stop - first]
-        begin_B, end_B = self._border[batch_B], self._border[batch_B + 1]
+        start_B, end_B = self._border[batch_B], self._border[batch_B + 1]
         rows_B = np.array(self.rows)[self._bucket_B[batch_B]]
         row_R = ranges(np.zeros_like(rows_B), rows_B)
-        return order[ranges(begin_B, end_B)], (row_R < np.repeat(end_B - begin_B, rows_B)).astype(np.int64)
+        is_filled_R = row_R < np.repeat(end_B - start_B, rows_B)
+        return order[ranges(start_B, end_B)], is_filled_R.astype(np.int64)
 
     def batch(self, step: int) -> tuple[int, list[np.ndarray]]:
-        """(padded length, example numbers of each row) of the batch of `step` (from 0): one a row, or none."""
+        """Returns (padded length, example numbers of each row) of `step`: 1 example a row, or 0."""
         return self.shape(step)[1], _as_rows(*self.span(step, step + 1))
 
     def shape(self, step: int) -> tuple[int, int]:
-        """(rows, length) of the batch of `step`."""
+        """Returns (rows, length) of the batch of `step`."""
         epoch, position = divmod(step, self.steps_per_epoch)
         bucket = self._bucket_B[self._epoch(epoch)[1][position]]
         return self.rows[bucket], self.buckets[bucket]
 
     def shapes(self) -> list[tuple[int, int]]:
-        """The (rows, length) that occur, most frequent first."""
+        """Returns the (rows, length) that occur, most frequent first."""
         count = np.bincount(self._bucket_B, minlength=len(self.buckets))
-        return [(self.rows[i], self.buckets[i]) for i in np.argsort(-count, kind="stable") if count[i]]
+        return [
+            (self.rows[i], self.buckets[i]) for i in np.argsort(-count, kind="stable") if count[i]
+        ]
 
     def padding_shares(self) -> tuple[float, ...]:
-        """Share of an epoch's positions that hold padding, on each side that the examples have."""
+        """Returns the share of padding in an epoch's positions, for each side of the examples."""
         return tuple(1 - tokens / self.positions for tokens in self.tokens)
 
     def _plan_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The usable examples in the order of their buckets, and the batches in the order of their steps."""
+        """Returns the usable examples in bucket order, and the batch number of each step."""
         rng = np.random.default_rng((self.seed, epoch))
         order = rng.permutation(self.usable)
         bucket_of_order = self._bucket_N[order]
-        in_buckets = np.concatenate([order[bucket_of_order == bucket] for bucket in range(len(self.buckets))])
+        in_buckets = np.concatenate(
+            [order[bucket_of_order == bucket] for bucket in range(len(self.buckets))]
+        )
         return in_buckets, rng.permutation(self.steps_per_epoch)
 
 
 class PackedPlan:
-    """The order of training where a row holds many texts, or pairs: every one once an epoch, next to no padding.
+    """The order of training with several texts, or pairs, packed into a row, with little padding.
 
-    Which lengths share a row is the same in all epochs, so that all have the same number of rows; which texts have
-    these places, and the order of the rows, is drawn anew for each.
+    Every usable text occurs once an epoch. The lengths in each row are the same in all epochs, so
+    all epochs have the same number of rows. The texts with these lengths, and the order of the
+    rows, are shuffled for each epoch.
 
     Attributes: as `BatchPlan`; the only bucket is the longest.
     """
@@ -158,20 +179,32 @@ class PackedPlan:
         rows_multiple: int = 1,
         seed: int = 0,
     ):
-        """Lengths count tokens without the end symbol; each text takes one more. A side that there is not is None.
+        """
+        Args:
+          source_length_N: tokens without the end symbol, which takes one more position; None: the
+            examples have no source.
+          target_length_N: as `source_length_N`.
 
         Raises:
-          InputError: no text is left to train on.
+          InputError: no text is usable.
         """
-        sides = [length_N for length_N in (source_length_N, target_length_N) if length_N is not None]
+        sides = [
+            length_N for length_N in (source_length_N, target_length_N) if length_N is not None
+        ]
         self.seed, self.buckets = seed, (buckets[-1],)
-        self.rows = bucket_rows(self.buckets, tokens_per_batch=tokens_per_batch, rows_multiple=rows_multiple)
+        self.rows = bucket_rows(
+            self.buckets, tokens_per_batch=tokens_per_batch, rows_multiple=rows_multiple
+        )
         need_N = np.maximum.reduce(sides).astype(np.int32) + 1
         self.usable, self.empty, self.too_long = _usable(np.minimum.reduce(sides), need_N, buckets)
         self.tokens = tuple(_with_ends(length_N, self.usable) for length_N in sides)
         sizes = [length_N[self.usable].astype(np.int32) + 1 for length_N in sides]
-        # Texts that can take each other's place have the same number here.
-        self._kind = sizes[0] if len(sizes) == 1 else sizes[0].astype(np.int64) * (buckets[-1] + 1) + sizes[1]
+        # Texts of the same kind have the same lengths, so they can be exchanged.
+        self._kind = (
+            sizes[0]
+            if len(sizes) == 1
+            else sizes[0].astype(np.int64) * (buckets[-1] + 1) + sizes[1]
+        )
         row = pack(sizes[0], buckets[-1]) if len(sizes) == 1 else pack_pairs(*sizes, buckets[-1])
         self._row_by_kind = row[np.argsort(self._kind, kind="stable")]
         self._num_rows = int(row.max()) + 1
@@ -180,35 +213,40 @@ class PackedPlan:
         self._epoch = functools.lru_cache(maxsize=2)(self._plan_epoch)
 
     def span(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of steps `first` to `stop` - 1, all of one epoch: their examples, and how many each row holds."""
+        """Returns the examples of steps `first` to `stop` - 1, and the number of them in each row.
+
+        All steps must be of one epoch.
+        """
         epoch, position = divmod(first, self.steps_per_epoch)
         examples, border = self._epoch(epoch)
         border = border[position * self.rows[0] :][: (stop - first) * self.rows[0] + 1]
-        size_R = np.zeros((stop - first) * self.rows[0], np.int64)  # an epoch may end with empty rows
+        # the last batch of an epoch can have empty rows
+        size_R = np.zeros((stop - first) * self.rows[0], np.int64)
         size_R[: len(border) - 1] = np.diff(border)
         return examples[border[0] : border[-1]], size_R
 
     def batch(self, step: int) -> tuple[int, list[np.ndarray]]:
-        """(length, example numbers of each row) of the batch of `step` (from 0)."""
+        """Returns (length, example numbers of each row) of the batch of `step` (from 0)."""
         return self.buckets[0], _as_rows(*self.span(step, step + 1))
 
     def shape(self, step: int) -> tuple[int, int]:
-        """(rows, length) of the batch of `step`."""
+        """Returns (rows, length) of the batch of `step`."""
         return self.rows[0], self.buckets[0]
 
     def shapes(self) -> list[tuple[int, int]]:
-        """The (rows, length) that occur."""
+        """Returns the (rows, length) that occur, only one."""
         return [self.shape(0)]
 
     def padding_shares(self) -> tuple[float, ...]:
-        """Share of an epoch's positions that hold padding, on each side that the examples have."""
+        """Returns the share of padding in an epoch's positions, for each side of the examples."""
         return tuple(1 - tokens / self.positions for tokens in self.tokens)
 
     def _plan_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The examples of all rows one after another, and where in them each row starts and the last one ends."""
+        """Returns the examples of all rows, concatenated, and the borders of the rows in them."""
         rng = np.random.default_rng((self.seed, epoch))
         order = rng.permutation(np.arange(len(self.usable), dtype=self.usable.dtype))
-        by_kind = order[np.argsort(self._kind[order], kind="stable")]  # in random order among their equals
+        # sorted by kind, in random order within a kind
+        by_kind = order[np.argsort(self._kind[order], kind="stable")]
         row = rng.permutation(np.arange(self._num_rows, dtype=np.int32))[self._row_by_kind]
         examples = self.usable[by_kind[np.argsort(row, kind="stable")]]
         return examples, np.concatenate([[0], np.cumsum(np.bincount(row))])
@@ -222,8 +260,10 @@ def _with_ends(length_N: np.ndarray, usable: np.ndarray) -> int:
     return int(length_N[usable].sum()) + len(usable)
 
 
-def _usable(shorter_N: np.ndarray, longer_N: np.ndarray, buckets: Sequence[int]) -> tuple[np.ndarray, int, int]:
-    """The numbers of the examples that can be used, and how many are empty and too long.
+def _usable(
+    shorter_N: np.ndarray, longer_N: np.ndarray, buckets: Sequence[int]
+) -> tuple[np.ndarray, int, int]:
+    """Returns the numbers of the usable examples, and how many are empty and too long.
 
     Args:
       shorter_N: tokens of the shorter side.
@@ -231,10 +271,12 @@ def _usable(shorter_N: np.ndarray, longer_N: np.ndarray, buckets: Sequence[int])
     """
     empty_N = shorter_N == 0
     too_long_N = (longer_N > buckets[-1]) & ~empty_N
-    usable, empty, too_long = np.flatnonzero(~empty_N & ~too_long_N), int(empty_N.sum()), int(too_long_N.sum())
+    usable = np.flatnonzero(~empty_N & ~too_long_N)
+    empty, too_long = int(empty_N.sum()), int(too_long_N.sum())
     if not len(usable):
         raise InputError(
-            f"None of {len(empty_N)} examples can be used: {empty} have an empty side and {too_long} "
-            f"are longer than the longest of data.buckets = {tuple(buckets)}; raise it or check the dataset."
+            f"None of {len(empty_N)} examples can be used: {empty} have an empty side and "
+            f"{too_long} are longer than the longest of data.buckets = {tuple(buckets)}; raise it "
+            "or check the dataset."
         )
     return usable.astype(np.int32 if len(empty_N) < 2**31 else np.int64), empty, too_long

@@ -1,4 +1,4 @@
-"""Batches of token ids as a stream: made ahead in a grain thread, and put on the devices ahead of their step."""
+"""Batches of token ids as a stream, prefetched in a grain thread and put on devices in advance."""
 
 import collections
 import dataclasses
@@ -15,15 +15,15 @@ from flaxformer_lite.data.tokens.ragged import Ragged, ranges
 from flaxformer_lite.fields import EOS, PAD
 from flaxformer_lite.system.errors import InputError
 
-NOTHING = -1  # stands for the label, or the example, of a row that has none
-HASHED_AT_ONCE = 1 << 22  # ids, or rows, that the fingerprint holds as int64
+NOTHING = -1  # the label, or the example number, of an empty row
+HASHED_AT_ONCE = 1 << 22  # ids, or rows, in one update of the fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """Examples as ids, without end symbols: row i of each side, and None for what they do not have."""
+    """Examples as ids without end symbols: row i of each side. A missing side is None."""
 
-    source: Ragged | None = None  # lists of ids are taken too
+    source: Ragged | None = None  # a list of ids is accepted too
     target: Ragged | None = None
     label: np.ndarray | None = None
 
@@ -35,23 +35,27 @@ class Tokens:
         return len(next(iter(self.sides().values())))
 
     def sides(self) -> dict[str, Ragged]:
-        """Source and target, as far as the examples have them."""
+        """Returns source and target, without a missing side."""
         sides = {"source": self.source, "target": self.target}
         return {name: side for name, side in sides.items() if side is not None}
 
     def lengths(self) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Tokens of each source and of each target."""
-        return tuple(None if side is None else side.lengths() for side in (self.source, self.target))
+        """Returns the token counts of the sources and of the targets; None for a missing side."""
+        return tuple(
+            None if side is None else side.lengths() for side in (self.source, self.target)
+        )
 
 
 class Batches:
-    """Random access to the batch of each step, as grain wants a source: this process's rows of it.
+    """A grain data source: random access to this process's rows of the batch of each step.
 
-    They are one of so many equal parts, so the global batch does not depend on how many processes there are.
+    A process has one of n equal parts, so the global batch is independent of the number of
+    processes.
 
     Attributes:
-      drawn: texts whose ids were drawn so far.
-      not_fitting: how many of them stand with their usual ids all the same, as those drawn were too many for the row.
+      drawn: number of texts with sampled ids so far.
+      not_fitting: number of these texts that kept their usual ids, because the sampled ones did not
+        fit into the row.
     """
 
     def __init__(
@@ -61,14 +65,14 @@ class Batches:
         *,
         num_steps: int,
         part: tuple[int, int] = (0, 1),
-        draw: Callable[[np.ndarray, int], dict[str, Ragged]] | None = None,
+        sample: Callable[[np.ndarray, int], dict[str, Ragged]] | None = None,
     ):
         """
         Args:
-          part: the number of this process's part, from 0, and how many there are.
-          draw: gives other ids of the sides of examples, by their numbers and the epoch.
+          part: (i, n): this process has part i, from 0, of n.
+          sample: (example numbers, epoch) -> sampled ids of each side; None: the usual ids.
         """
-        self._tokens, self._plan, self._num_steps, self._draw = tokens, plan, num_steps, draw
+        self._tokens, self._plan, self._num_steps, self._sample = tokens, plan, num_steps, sample
         self._part = part
         self.drawn = self.not_fitting = 0
 
@@ -76,12 +80,12 @@ class Batches:
         return self._num_steps
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """This process's part of the batch of `step`, all int32.
+        """Returns this process's part of the batch of `step`, all int32.
 
-        `source` and `target` (rows, length), as far as the examples have them; `row` (rows,), the rows' numbers in the
-        global batch; with labels `label` (rows,), -1 for an empty row; with a packed plan `source_segment` and
-        `target_segment` (rows, length), the number from 1 of the text within its row that a token or its end symbol
-        belongs to, 0 for padding.
+        `source` and `target` (rows, length), unless the side is missing; `row` (rows,), the row
+        numbers in the global batch; for a classifier `label` (rows,), -1 for an empty row; with a
+        packed plan `source_segment` and `target_segment` (rows, length), the number of each token's
+        text within the row, from 1, and 0 for padding. An end symbol belongs to its text.
         """
         step = int(step)
         rows, length = self._plan.shape(step)
@@ -91,12 +95,14 @@ class Batches:
         before, size_B = int(size_B[: row_B[0]].sum()), size_B[row_B]
         examples = examples[before : before + int(size_B.sum())]
         row_N = np.repeat(np.arange(len(row_B)), size_B)
-        drawn = {} if self._draw is None else self._draw(examples, step // self._plan.steps_per_epoch)
+        sampled = {}
+        if self._sample is not None:
+            sampled = self._sample(examples, step // self._plan.steps_per_epoch)
         batch = {"row": row_B}
         for name, side in self._tokens.sides().items():
             texts = side.take(examples)
-            if name in drawn:
-                texts = self._fitting(drawn[name], texts, row_N, length)
+            if name in sampled:
+                texts = self._fitting(sampled[name], texts, row_N, length)
             batch[name], segment = fill_rows(texts, row_N, rows=len(row_B), length=length)
             if isinstance(self._plan, PackedPlan):
                 batch[f"{name}_segment"] = segment
@@ -105,31 +111,37 @@ class Batches:
             batch["label"][row_N] = self._tokens.label[examples]
         return batch
 
-    def _fitting(self, drawn: Ragged, usual: Ragged, row_N: np.ndarray, length: int) -> Ragged:
-        """The texts as drawn, but as usual in rows that would not hold them."""
-        fits_N = np.bincount(row_N, weights=drawn.lengths() + 1)[row_N] <= length
+    def _fitting(self, sampled: Ragged, usual: Ragged, row_N: np.ndarray, length: int) -> Ragged:
+        """Returns the sampled ids, but the usual ones in rows that are too short for them."""
+        fits_N = np.bincount(row_N, weights=sampled.lengths() + 1)[row_N] <= length
         self.drawn += len(fits_N)
         self.not_fitting += int((~fits_N).sum())
-        return drawn.or_else(usual, fits_N)
+        return sampled.or_else(usual, fits_N)
 
 
-def fill_rows(texts: Ragged, row_N: np.ndarray, *, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The texts of each row one after another, each with its end symbol, then padding; and the texts' numbers, from 1.
+def fill_rows(
+    texts: Ragged, row_N: np.ndarray, *, rows: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids and segments, int32 (rows, length): the texts of each row, then padding.
 
-    Both are int32 (rows, length).
+    Each text ends with the end symbol. The segment is the number of the text in its row, from 1,
+    and 0 for padding.
 
     Args:
-      row_N: the row of each text, never falling.
+      row_N: the row of each text, non-decreasing.
 
     Raises:
-      InputError: the texts of a row are longer than it.
+      InputError: the texts of a row do not fit.
     """
     size_N = texts.lengths() + 1
     before_N = np.cumsum(size_N) - size_N
     first_N = np.searchsorted(row_N, row_N)  # the first text of the same row
     start_N = before_N - before_N[first_N]
     if (start_N + size_N > length).any():
-        raise InputError(f"Expected texts that fit rows of {length} tokens, got {(start_N + size_N).max()} in a row.")
+        raise InputError(
+            f"Expected texts that fit rows of {length} tokens, got "
+            f"{(start_N + size_N).max()} in a row."
+        )
     ids, segment = np.full(rows * length, PAD, np.int32), np.zeros(rows * length, np.int32)
     start_N = start_N + row_N * length
     end_N = start_N + size_N - 1
@@ -139,16 +151,23 @@ def fill_rows(texts: Ragged, row_N: np.ndarray, *, rows: int, length: int) -> tu
 
 
 def import_grain() -> ModuleType:
-    """Grain, which takes 0.3 s the first time: whoever reads data asks for it before batches are waited for."""
+    """Imports grain, which takes 0.3 s; call it early, so that the first batch does not wait."""
     import grain
 
     return grain
 
 
 def stream(
-    batches: Batches, put: Callable[[dict[str, np.ndarray]], Any], *, first_step: int = 0, ahead: int = 2
+    batches: Batches,
+    put: Callable[[dict[str, np.ndarray]], Any],
+    *,
+    first_step: int = 0,
+    ahead: int = 2,
 ) -> Iterator[Any]:
-    """`put(batch)` of `first_step`, `first_step` + 1, ...: read in a thread, and put `ahead` steps before its turn."""
+    """Yields `put(batch)` of `first_step`, `first_step` + 1, ...
+
+    Batches are read in a thread, and put on devices `ahead` steps before their turn.
+    """
     grain = import_grain()
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     remaining = iter(grain.MapDataset.source(batches)[first_step:].to_iter_dataset(options))
@@ -160,7 +179,7 @@ def stream(
 
 
 def fingerprint(tokens: Tokens, plan: BatchPlan | PackedPlan) -> str:
-    """SHA-256 of all examples and of the first epoch's batches: equal data gives equal training."""
+    """Returns the SHA-256 of all examples and of the batches of the first epoch."""
     digest = hashlib.sha256(repr((plan.buckets, plan.rows, plan.seed)).encode())
     for side in tokens.sides().values():
         _update(digest, side.lengths(), np.int64)
@@ -170,11 +189,11 @@ def fingerprint(tokens: Tokens, plan: BatchPlan | PackedPlan) -> str:
     steps = max(1, HASHED_AT_ONCE // max(plan.rows))
     for first in range(0, plan.steps_per_epoch, steps):
         examples, size_R = plan.span(first, min(first + steps, plan.steps_per_epoch))
-        place_R = np.maximum(size_R, 1)  # a row that holds nothing counts as one that holds NOTHING
-        numbers = np.full(int(place_R.sum()), NOTHING, np.int64)
-        numbers[np.repeat(size_R > 0, place_R)] = examples
+        slots_R = np.maximum(size_R, 1)  # an empty row counts as a row with NOTHING
+        numbers = np.full(int(slots_R.sum()), NOTHING, np.int64)
+        numbers[np.repeat(size_R > 0, slots_R)] = examples
         if isinstance(plan, PackedPlan):  # after each batch the sizes of its rows
-            ends = np.cumsum(place_R)[plan.rows[0] - 1 :: plan.rows[0]]
+            ends = np.cumsum(slots_R)[plan.rows[0] - 1 :: plan.rows[0]]
             numbers = np.insert(numbers, np.repeat(ends, plan.rows[0]), size_R)
         _update(digest, numbers, np.int64)
     return digest.hexdigest()

@@ -1,1 +1,1 @@
-"""Phrases of the Unicode CLDR, for the datasets that the package makes."""
+"""Phrases rendered from the Unicode CLDR, for the datasets that the package generates."""

@@ -1,7 +1,8 @@
-"""Phrases in many languages, each with the locale that it is written in.
+"""Phrases in many languages, each labelled with its locale.
 
-Values are drawn and rendered as in `cldr`, in the styles that consist of words. Every value is rendered in all
-locales: a text that two of them share says nothing about its language, and is left out.
+Values are sampled and rendered as in `phrase_families`, in the styles that consist of words. Every
+value is rendered in all locales. A text that two locales share does not identify its language, and
+is left out.
 """
 
 import contextlib
@@ -13,20 +14,26 @@ from typing import Any, NamedTuple
 
 from babel import Locale
 
-from flaxformer_lite.data.cldr import phrase_families
-from flaxformer_lite.data.cldr.phrase_families import Family, Style
+from flaxformer_lite.data.cldr import (
+    date_families,
+    name_families,
+    number_families,
+    phrase_families,
+)
+from flaxformer_lite.data.cldr.family import Family, Style
 
 CORPUS = 1  # raise it with every change that alters a phrase or the order of phrases
-# The version freezes the text: it holds the CLDR's and it seeds every draw.
+# One version means one text: it contains the CLDR's version, and it is part of every random seed.
 VERSION = ".".join([str(CORPUS), *phrase_families.VERSION.split(".")[1:]])
 
 # Eight scripts and many close relatives: da nb sv, cs sk pl, ru uk bg, es pt it ro, de nl, ja zh.
 LOCALES = "ar bg cs da de el en es fi fr hi hu it ja ko nb nl pl pt ro ru sk sv uk zh".split()
-UNIT = re.compile("|".join(["duration-", *phrase_families.UNITS]))  # Babel prints the code of what it has no word for
+# If Babel has no word for a unit, it prints the identifier.
+UNIT = re.compile("|".join(["duration-", *number_families.UNITS]))
 
 
 class Phrase(NamedTuple):
-    """A text, its kind, and the locale that it is written in."""
+    """A text, its kind, and its locale."""
 
     kind: str
     text: str
@@ -34,12 +41,13 @@ class Phrase(NamedTuple):
 
 
 def phrases(*counts: int) -> tuple[list[list[Phrase]], int]:
-    """Corpora without a common text, each of `counts[i]` phrases of each kind in each locale, in turn.
+    """Returns disjoint corpora: corpus i has `counts[i]` phrases of each kind in each locale.
 
-    The result depends on VERSION and the arguments alone. No text comes twice.
+    Within a corpus, kinds and locales alternate. The result depends only on VERSION and the
+    arguments. All texts are distinct.
 
     Returns:
-      The corpora, and how many texts were left out because locales share them.
+      The corpora, and the number of texts left out because locales share them.
     """
     corpora, seen, shared = [], set(), 0
     for number, count in enumerate(counts):
@@ -62,11 +70,14 @@ def phrases(*counts: int) -> tuple[list[list[Phrase]], int]:
 
 
 def _renderings(rng: random.Random, families: Sequence[Family]) -> Iterator[dict[str, str]]:
-    """Values without end, each in one style in all locales that have the words for it: {locale: text}."""
+    """Yields, without end, one value in one style as {locale: text}.
+
+    A locale without words for the value is missing.
+    """
     locales = {label: Locale.parse(label) for label in LOCALES}
     while True:
-        draw, styles = rng.choice(families)
-        value, style = draw(rng), rng.choice(styles)
+        sample, styles = rng.choice(families)
+        value, style = sample(rng), rng.choice(styles)
         texts = {}
         for label, locale in locales.items():
             with contextlib.suppress(LookupError):
@@ -75,9 +86,12 @@ def _renderings(rng: random.Random, families: Sequence[Family]) -> Iterator[dict
 
 
 def _wordiest(styles: Sequence[Style], is_code: Callable[[Any, str], bool]) -> Style:
-    """The first of `styles` that a locale has words for; `is_code(value, text)` says where it has none.
+    """Returns a style that renders with the first of `styles` for which a locale has words.
 
-    What is returned raises LookupError where the locale has words for none of them.
+    The returned style raises LookupError if the locale has words for none of them.
+
+    Args:
+      is_code: (value, text) -> whether the text has a code in place of a word.
     """
 
     def render(value: Any, locale: Locale) -> str:
@@ -99,31 +113,37 @@ def _holds_currency(value: tuple[Any, str], text: str) -> bool:
 
 
 def dates(english: Locale) -> list[Family]:
-    """Days with the name of the month, with and without that of the weekday."""
-    return [(draw, styles[:2]) for draw, styles in phrase_families.dates(english, english)]
+    """Returns the family of days with the name of the month, with and without the weekday."""
+    return [(sample, styles[:2]) for sample, styles in date_families.dates(english, english)]
 
 
 def durations(english: Locale) -> list[Family]:
-    """'3 hours and 20 minutes', '5 days ago'."""
-    return [(draw, [_wordiest(styles, _holds_unit)]) for draw, styles in phrase_families.durations(english, english)]
+    """Returns the families of '3 hours and 20 minutes' and '5 days ago'."""
+    return [
+        (sample, [_wordiest(styles, _holds_unit)])
+        for sample, styles in date_families.durations(english, english)
+    ]
 
 
 def measures(english: Locale) -> list[Family]:
-    """A number with its unit, spelled out where the locale does that."""
-    return [(draw, [_wordiest(styles, _holds_unit)]) for draw, styles in phrase_families.measures(english, english)]
+    """Returns the family of numbers with a unit, spelled out if the locale has a word for it."""
+    return [
+        (sample, [_wordiest(styles, _holds_unit)])
+        for sample, styles in number_families.measures(english, english)
+    ]
 
 
 def money_in_words(english: Locale) -> list[Family]:
-    """Amounts with the name of a currency."""
+    """Returns the family of amounts with the name of a currency."""
     return [
-        (draw, [_wordiest(styles, _holds_currency)])
-        for draw, styles in phrase_families.money_in_words(english, english)
+        (sample, [_wordiest(styles, _holds_currency)])
+        for sample, styles in number_families.money_in_words(english, english)
     ]
 
 
 def names(english: Locale) -> list[Family]:
-    """One to three countries, or languages, joined by 'and' or 'or'."""
-    return phrase_families.countries(english, english) + phrase_families.languages(english, english)
+    """Returns the families of 1 to 3 countries, or languages, joined by 'and' or 'or'."""
+    return name_families.countries(english, english) + name_families.languages(english, english)
 
 
 KINDS: dict[str, Callable[[Locale], list[Family]]] = {

@@ -1,1 +1,1 @@
-"""Where examples come from: TFDS datasets, and files of one's own."""
+"""Sources of examples: TFDS datasets and custom text files."""

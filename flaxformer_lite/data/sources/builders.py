@@ -1,11 +1,8 @@
-"""TFDS builders: phrases from the CLDR, texts of the user's own; and `prepare`, for any number of processes at once."""
+"""TFDS builders of the datasets that the package generates: CLDR phrases, and custom text."""
 
 import contextlib
 import dataclasses
-import io
 import itertools
-import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -17,33 +14,38 @@ from tensorflow_datasets.proto import tf_example_pb2
 from flaxformer_lite.data.cldr import languages, phrase_families
 from flaxformer_lite.data.sources import own_text, text_files
 from flaxformer_lite.data.sources.own_text import OwnText
+from flaxformer_lite.data.sources.preparation import REPORT, data_root, root_of
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import check_bucket, fetch, in_bucket, locked, on_disk, place
 
 HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
-# Of each kind in each locale, in `cldr_language`: 2,000 examples of validation, and of test, and 47,000 to train on.
+# Examples of `cldr_language` for each kind in each locale. In total 2,000 for validation, 2,000
+# for test and 47,000 for training.
 OF_A_LANGUAGE = {"validation": 16, "test": 16, "train": 376}
 
 
 class _SameBytesWriter(writer.ExampleWriter):
-    """Writes the features of a record in the order of their names; protobuf orders them anew in each process."""
+    """Writes the features of a record sorted by name; protobuf's own order varies by process."""
 
     def write(self, path: str | PathLike, examples: Iterable[tuple[int, bytes]]) -> None:
         records = ((key, tf_example_pb2.Example.FromString(record)) for key, record in examples)
-        super().write(path, ((key, record.SerializeToString(deterministic=True)) for key, record in records))
+        super().write(
+            path, ((key, record.SerializeToString(deterministic=True)) for key, record in records)
+        )
 
 
 class CldrTranslate(tfds.core.GeneratorBasedBuilder):
-    """Phrases in two locales: dates, durations, money, numbers and names, by Babel from the Unicode CLDR.
+    """Phrases in two locales, rendered from the Unicode CLDR: dates, money, numbers, names.
 
-    An example has three texts: the phrase under the name of each locale, and its `kind`. The builder config
-    is `<source>-<target>`; `cldr_translate` makes it for any two locales, TFDS itself knows the default one.
+    An example has three texts: the phrase in each locale, under the locale's name, and its `kind`.
+    The builder config is `<source>-<target>`. `cldr_translate` accepts any two locales; only the
+    default pair is registered with TFDS.
     """
 
     VERSION = tfds.core.Version(phrase_families.VERSION)
     RELEASE_NOTES = {
-        phrase_families.VERSION: "Corpus number, then the version of the CLDR: the same version has the same bytes."
+        phrase_families.VERSION: "Corpus number, then the version of the CLDR: the same version "
+        "has the same bytes."
     }
     BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="en-de", description="English to German.")]
 
@@ -56,10 +58,12 @@ class CldrTranslate(tfds.core.GeneratorBasedBuilder):
             features=tfds.features.FeaturesDict(texts),
             supervised_keys=(source, target),
             homepage="https://cldr.unicode.org",
-            disable_shuffling=True,  # the phrases come in random order, and all kinds in turn
+            disable_shuffling=True,  # the phrases are already in random order, all kinds in turn
         )
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> Mapping[str, Iterator]:
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> Mapping[str, Iterator]:
         phrases = phrase_families.phrases(*locales_of(self.builder_config.name))
         return {
             "train": self._generate_examples(phrases[2 * HELD_OUT :]),
@@ -67,7 +71,9 @@ class CldrTranslate(tfds.core.GeneratorBasedBuilder):
             "test": self._generate_examples(phrases[HELD_OUT : 2 * HELD_OUT]),
         }
 
-    def _generate_examples(self, phrases: Sequence[phrase_families.Phrase]) -> Iterator[tuple[int, dict[str, str]]]:
+    def _generate_examples(
+        self, phrases: Sequence[phrase_families.Phrase]
+    ) -> Iterator[tuple[int, dict[str, str]]]:
         source, target = locales_of(self.builder_config.name)
         for number, phrase in enumerate(phrases):
             yield number, {source: phrase.source, target: phrase.target, "kind": phrase.kind}
@@ -77,13 +83,16 @@ class CldrTranslate(tfds.core.GeneratorBasedBuilder):
 
 
 class CldrLanguage(tfds.core.GeneratorBasedBuilder):
-    """Phrases in 25 locales, to be told apart: dates, durations, measures, money and names, in words, from the CLDR.
+    """Phrases in 25 locales from the CLDR, for language identification.
 
-    An example has a `text`, its locale as `label`, and its `kind`.
+    The kinds are dates, durations, measures, money and names, all in words. An example has a
+    `text`, its locale as `label`, and its `kind`.
     """
 
     VERSION = tfds.core.Version(languages.VERSION)
-    RELEASE_NOTES = {languages.VERSION: "As of cldr_translate: the same version has the same bytes."}
+    RELEASE_NOTES = {
+        languages.VERSION: "As of cldr_translate: the same version has the same bytes."
+    }
 
     def _info(self) -> tfds.core.DatasetInfo:
         label = tfds.features.ClassLabel(names=languages.LOCALES)
@@ -94,14 +103,21 @@ class CldrLanguage(tfds.core.GeneratorBasedBuilder):
             features=tfds.features.FeaturesDict(features),
             supervised_keys=("text", "label"),
             homepage="https://cldr.unicode.org",
-            disable_shuffling=True,  # all kinds and locales come in turn
+            disable_shuffling=True,  # all kinds and locales are already in turn
         )
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> Mapping[str, Iterator]:
+    def _split_generators(
+        self, dl_manager: tfds.download.DownloadManager
+    ) -> Mapping[str, Iterator]:
         corpora, _ = languages.phrases(*OF_A_LANGUAGE.values())
-        return {split: self._generate_examples(corpus) for split, corpus in zip(OF_A_LANGUAGE, corpora, strict=True)}
+        return {
+            split: self._generate_examples(corpus)
+            for split, corpus in zip(OF_A_LANGUAGE, corpora, strict=True)
+        }
 
-    def _generate_examples(self, phrases: Sequence[languages.Phrase]) -> Iterator[tuple[int, dict[str, str]]]:
+    def _generate_examples(
+        self, phrases: Sequence[languages.Phrase]
+    ) -> Iterator[tuple[int, dict[str, str]]]:
         for number, phrase in enumerate(phrases):
             yield number, phrase._asdict()
 
@@ -110,29 +126,37 @@ class CldrLanguage(tfds.core.GeneratorBasedBuilder):
 
 
 class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
-    """Pairs of texts, texts, or texts with a label, from files of the user's own, in the order of their lines.
+    """Pairs of texts, texts, or labelled texts, from the user's files, in the order of the lines.
 
-    The name of the config is the fingerprint of the files, so that other files are another dataset. TFDS would keep
-    texts in memory to sort them; these are in order, and are written one at a time.
+    The config's name contains the fingerprint of the files, so other files are another dataset.
+    TFDS would keep all texts in memory to sort them; here they are written one at a time, in order.
     """
 
     VERSION = tfds.core.Version(f"{own_text.FORMAT}.0.0")
-    RELEASE_NOTES = {str(VERSION): "How files are read; what is in them is in the name of the config."}
-    REPORT = "faults.txt"  # beside the data, where faults are dropped
+    RELEASE_NOTES = {
+        str(VERSION): "The version of the reader; a hash of the files is in the config's name."
+    }
 
     def __init__(self, own: OwnText, corpora: Mapping[str, Corpus], **options):
-        """`corpora` know their labels, if `own` has any; `options` as of any builder."""
-        self._own, self._corpora = own, corpora  # `_info` is called next
+        """
+        Args:
+          corpora: the files of each split, with `labels` if the texts have labels.
+          options: as for any builder.
+        """
+        self._own, self._corpora = own, corpora  # before super().__init__, which calls `_info`
         super().__init__(**options)
 
     def _info(self) -> tfds.core.DatasetInfo:
         corpus = next(iter(self._corpora.values()))
-        features = tfds.features.Translation(languages=corpus.fields)
-        keys = corpus.fields
-        if self._own.kind != "parallel_text":
-            texts = {name: tfds.features.Text() for name in corpus.fields if name != LABEL}
-            label = {} if corpus.labels is None else {LABEL: tfds.features.ClassLabel(names=corpus.labels)}
-            features, keys = tfds.features.FeaturesDict(texts | label), (next(iter(texts)), LABEL) if label else None
+        if self._own.kind == "parallel_text":
+            features, keys = tfds.features.Translation(languages=corpus.fields), corpus.fields
+        else:
+            features = {name: tfds.features.Text() for name in corpus.fields if name != LABEL}
+            keys = None
+            if corpus.labels is not None:
+                keys = next(iter(features)), LABEL
+                features[LABEL] = tfds.features.ClassLabel(names=corpus.labels)
+            features = tfds.features.FeaturesDict(features)
         return tfds.core.DatasetInfo(
             builder=self,
             description=f"{self._own.kind} from {dict(self._own.files)}",
@@ -141,30 +165,45 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
             disable_shuffling=True,
         )
 
-    def _download_and_prepare(self, dl_manager: tfds.download.DownloadManager, download_config: object = None) -> None:
-        """Checks all files, then writes; whatever is raised leaves nothing behind."""
-        report = Path(self.data_dir) / self.REPORT
-        with report.open("w", encoding="utf-8") if self._own.faults == "drop" else contextlib.nullcontext() as listing:
+    def _download_and_prepare(
+        self, dl_manager: tfds.download.DownloadManager, download_config: object = None
+    ) -> None:
+        """Checks all files, then writes the dataset; an exception leaves nothing behind."""
+        with contextlib.ExitStack() as stack:
+            listing = None
+            if self._own.faults == "drop":
+                report = Path(self.data_dir) / REPORT
+                listing = stack.enter_context(report.open("w", encoding="utf-8"))
             found = text_files.check(self._corpora, listing)
-        self.info.set_splits(splits.SplitDict([self._write(split, found[split].shards) for split in found]))
-        if identify(self._own, self._corpora, _root(self))[0] != self.builder_config.name:
+        self.info.set_splits(
+            splits.SplitDict([self._write(split, found[split].shards) for split in found])
+        )
+        if identify(self._own, self._corpora, root_of(self))[0] != self.builder_config.name:
             raise InputError(
-                f"{self._own.kind}: a file has changed while it was read; start again when all are written."
+                f"{self._own.kind}: a file has changed while it was read; start again when all "
+                "files are complete."
             )
 
     def _write(self, split: str, shards: Sequence[int]) -> splits.SplitInfo:
-        """Writes a split into files of so many examples."""
-        template, records = self._get_filename_template(split_name=split), self._records(split)
-        paths = [template.sharded_filepath(shard_index=i, num_shards=len(shards)) for i in range(len(shards))]
+        """Writes a split as files with `shards[i]` examples each."""
+        template, records = self._get_filename_template(split_name=split), self.records(split)
+        paths = [
+            template.sharded_filepath(shard_index=i, num_shards=len(shards))
+            for i in range(len(shards))
+        ]
         for path, size in zip(paths, shards, strict=True):
             writer.ExampleWriter(self.info.file_format).write(path, itertools.islice(records, size))
         written = sum(Path(path).stat().st_size for path in paths)
-        return splits.SplitInfo(name=split, shard_lengths=list(shards), num_bytes=written, filename_template=template)
+        return splits.SplitInfo(
+            name=split, shard_lengths=list(shards), num_bytes=written, filename_template=template
+        )
 
-    def _records(self, split: str) -> Iterator[tuple[int, bytes]]:
-        """The examples without faults, each with its number, as TFDS writes them."""
+    def records(self, split: str) -> Iterator[tuple[int, bytes]]:
+        """Yields the well-formed examples of a split as (number, serialised `tf.train.Example`)."""
         corpus = self._corpora[split]
-        for number, texts in enumerate(example.texts for example in corpus if example.texts is not None):
+        for number, texts in enumerate(
+            example.texts for example in corpus if example.texts is not None
+        ):
             record = tf_example_pb2.Example()
             for name, text in zip(corpus.fields, texts, strict=True):
                 feature = record.features.feature[name]
@@ -175,68 +214,45 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
             yield number, record.SerializeToString(deterministic=True)
 
 
-def data_root() -> Path:
-    """The folder of all datasets on this disk: `TFDS_DATA_DIR`, or if that is in a bucket, where copies of it are kept.
-
-    Examples are read at random from files that are mapped into memory, which those in a bucket cannot be.
-    """
-    return on_disk(place(tfds.core.constants.DATA_DIR), "data").expanduser()
-
-
-def open_prepared(name: str) -> tfds.core.DatasetBuilder:
-    """The builder of a dataset that TFDS knows, which a bucket in `TFDS_DATA_DIR` may have.
-
-    Raises:
-      InputError: the bucket cannot be read, or as `tfds.builder`.
-    """
-    root = place(tfds.core.constants.DATA_DIR)
-    if not in_bucket(root):
-        return tfds.builder(name)
-    check_bucket(root)
-    dataset, how = tfds.core.naming.parse_builder_name_kwargs(name)
-    folder = "/".join([str(dataset), *(how[part] for part in ("config", "version") if how.get(part))])
-    if not (root / folder).is_dir():
-        raise InputError(f"nothing is in {root / folder}")
-    below = sorted(entry.name for entry in (root / folder).iterdir())
-    configs = [name for name in below if not (name.startswith(".") or tfds.core.Version.is_valid(name))]
-    if "config" not in how and configs:  # of which one may be as large as all others
-        raise InputError(f"{root} has {', '.join(configs)} of it; name one, as in {dataset}/{configs[0]}")
-    fetch(root / folder, data_root() / folder)
-    return tfds.builder(name, data_dir=data_root())
-
-
 def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) -> CldrTranslate:
-    """The builder of `cldr_translate/<pair>`, which reads without TensorFlow.
+    """Returns the builder of `cldr_translate/<pair>`, which reads without TensorFlow.
 
     Args:
-      pair: `<source>-<target>`, two locales as Babel names them.
-      data_dir: the folder of all datasets; None is TFDS's own.
+      pair: `<source>-<target>`, two of Babel's locale names.
+      data_dir: the folder of all datasets; None: `data_root()`.
 
     Raises:
       InputError: `pair` is not two different locales of the CLDR.
     """
     locales_of(pair)
     config = next((known for known in CldrTranslate.BUILDER_CONFIGS if known.name == pair), None)
-    config = config or tfds.core.BuilderConfig(name=pair, description="Two locales of the Unicode CLDR.")
-    return CldrTranslate(config=config, data_dir=data_dir or data_root(), file_format="array_record")
+    config = config or tfds.core.BuilderConfig(
+        name=pair, description="Two locales of the Unicode CLDR."
+    )
+    return CldrTranslate(
+        config=config, data_dir=data_dir or data_root(), file_format="array_record"
+    )
 
 
 def cldr_language(data_dir: str | PathLike | None = None) -> CldrLanguage:
-    """The builder of `cldr_language`, which reads without TensorFlow; `data_dir` as in `cldr_translate`."""
+    """Returns the builder of `cldr_language`; `data_dir` as in `cldr_translate`."""
     return CldrLanguage(data_dir=data_dir or data_root(), file_format="array_record")
 
 
-def own_texts(own: OwnText, data_dir: str | PathLike | None = None) -> tuple[tfds.core.DatasetBuilder, dict[str, str]]:
-    """The builder of text files, and the SHA-256 of each of them by its path.
+def own_texts(
+    own: OwnText, data_dir: str | PathLike | None = None
+) -> tuple[tfds.core.DatasetBuilder, dict[str, str]]:
+    """Returns the builder of text files, and the SHA-256 of each file by its path.
 
-    Reads all files once if they have not been seen before, and the labels if the dataset is not prepared.
+    Reads new files once for their digest, and again for the labels if the dataset is not prepared.
 
     Args:
-      own: which files.
+      own: the files.
       data_dir: as in `cldr_translate`.
 
     Raises:
-      InputError: a file is missing or cannot be read, or the files do not suit each other or their kind.
+      InputError: a file is missing or cannot be read, or the files do not match each other or their
+        kind.
     """
     corpora = own_text.corpora(own)
     root = Path(data_dir or data_root())
@@ -246,102 +262,32 @@ def own_texts(own: OwnText, data_dir: str | PathLike | None = None) -> tuple[tfd
         return tfds.builder_from_directory(folder), contents
     if own.kind == "labelled_text":
         labels = own.labels or own_text.label_names(corpora)
-        corpora = {split: dataclasses.replace(corpus, labels=labels) for split, corpus in corpora.items()}
+        corpora = {
+            split: dataclasses.replace(corpus, labels=labels) for split, corpus in corpora.items()
+        }
     config = tfds.core.BuilderConfig(name=name, description=own.kind)
-    return TextFiles(own, corpora, config=config, data_dir=root, file_format="array_record"), contents
+    return TextFiles(
+        own, corpora, config=config, data_dir=root, file_format="array_record"
+    ), contents
 
 
 def identify(own: OwnText, corpora: Mapping[str, Corpus], root: Path) -> tuple[str, dict[str, str]]:
-    """The name of the config for these files, and their digests, which are kept in a file below `root`."""
+    """Returns the config's name for these files, and their digests, cached in a file in `root`."""
     contents = own_text.digests(corpora, root / f".{TextFiles.name}.json")
     return f"{own.kind}-{own_text.fingerprint(own, corpora, contents)}", contents
 
 
 def locales_of(pair: str) -> tuple[str, str]:
-    """The two locale names in `<source>-<target>`.
+    """Returns the two locale names of `<source>-<target>`.
 
     Raises:
-      InputError: there are not two, one is unknown, or both are the same.
+      InputError: there are not two names, one is unknown, or both are the same.
     """
     names = pair.split("-")
     if len(names) != 2:
         raise InputError(
-            "Expected the config of cldr_translate as <source>-<target>, with an underscore inside a locale, "
-            f"like 'en-de' or 'pt_BR-zh_Hant'; got {pair!r}."
+            "Expected the config of cldr_translate as <source>-<target>, with an underscore "
+            f"inside a locale, such as 'en-de' or 'pt_BR-zh_Hant'; got {pair!r}."
         )
     phrase_families.parse_locales(*names)
     return names[0], names[1]
-
-
-def prepare(builder: tfds.core.DatasetBuilder) -> None:
-    """Writes the dataset under its TFDS folder, once, however many processes ask for it at the same time.
-
-    What was left out of text of one's own is told each time.
-
-    Raises:
-      InputError: the folder cannot be written, or holds something else.
-    """
-    if not _is_prepared(builder):
-        try:
-            with _locked(builder):
-                if not _is_prepared(builder):  # nobody did it while this process waited
-                    _remove_leftovers(builder)
-                    _generate(builder)
-        except OSError as error:
-            raise InputError(
-                f"Cannot write the dataset {builder.info.full_name} to {_root(builder)} ({error.strerror or error}); "
-                "set TFDS_DATA_DIR or `data_dir` to a folder that can be written."
-            ) from error
-    if not _is_prepared(builder):  # TFDS leaves an existing folder as it is
-        raise InputError(
-            f"Expected a dataset in {builder.data_dir}, got no dataset_info.json there; remove the folder."
-        )
-    builder.info.read_from_directory(builder.data_path)  # another process may have written it since `builder` was made
-    for line in _left_out(builder):
-        print(line, file=sys.stderr, flush=True)
-
-
-def _left_out(builder: tfds.core.DatasetBuilder) -> list[str]:
-    """How many examples of each split had faults and were left out, as the end of the report of faults says."""
-    report = Path(builder.data_dir) / TextFiles.REPORT
-    if not report.exists():
-        return []
-    with report.open("rb") as file:
-        file.seek(max(0, report.stat().st_size - 4096))  # before it, a line for each fault
-        counts = file.read().decode(errors="replace").splitlines()[-len(builder.info.splits) :]
-    kind = builder.info.config_name.rpartition("-")[0]
-    return [f"{kind}, {line}; left out, see {report}" for line in counts if ": 0 of " not in line]
-
-
-def _is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
-    return (builder.data_path / "dataset_info.json").exists()
-
-
-def _root(builder: tfds.core.DatasetBuilder) -> Path:
-    """The folder of all datasets: the full name, dataset/config/version, is the path below it."""
-    return Path(builder.data_dir).parents[builder.info.full_name.count("/")]
-
-
-@contextlib.contextmanager
-def _locked(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
-    """Holds the lock file of the dataset."""
-    _root(builder).mkdir(parents=True, exist_ok=True)
-    with locked(_root(builder) / f".{builder.info.full_name.replace('/', '.')}.lock"):
-        yield
-
-
-def _remove_leftovers(builder: tfds.core.DatasetBuilder) -> None:
-    """Removes what a killed preparation left; needs the lock, or it would remove a running one."""
-    target = Path(builder.data_dir)
-    for folder in target.parent.glob(f"incomplete.*_{target.name}"):
-        shutil.rmtree(folder)
-
-
-def _generate(builder: tfds.core.DatasetBuilder) -> None:
-    """TFDS writes into a folder of its own and renames it last; its bars and greetings are left out."""
-    tfds.disable_progress_bar()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            builder.download_and_prepare()
-    finally:
-        tfds.enable_progress_bar()

@@ -1,4 +1,4 @@
-"""From a dataset's name in the config to examples in memory: any TFDS dataset of texts, embedded ones, one's own."""
+"""Datasets by their name in the config: TFDS datasets, generated ones, and custom text."""
 
 import importlib
 import os
@@ -9,24 +9,25 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from flaxformer_lite.config import did_you_mean
-from flaxformer_lite.data.sources import builders
+from flaxformer_lite.data.sources import builders, preparation
 from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.system.errors import InputError
 
 EMBEDDED = ("cldr_translate", "cldr_language")
-REGISTERED_BY = ("translate", "text", "summarization")  # modules of TFDS whose import makes WMT, GLUE, ... known
-ID_NAMES = ("id", "idx", "uid")  # the last word of a feature that names an example and says nothing
+# modules of TFDS whose import registers WMT, GLUE, ...
+REGISTERED_BY = ("translate", "text", "summarization")
+ID_NAMES = ("id", "idx", "uid")  # last words of features that are identifiers and not text
 
 
 class Dataset:
-    """A prepared TFDS dataset as an architecture needs it, read without TensorFlow.
+    """A prepared TFDS dataset with the columns of an architecture; reads without TensorFlow.
 
     Attributes:
-      sides: of a translation dataset, its two texts in the order they are read; empty if it is none.
-      languages: of a translation, (source, target).
-      label_names: of a classifier, the name of each label.
-      contents: of the user's own text, the SHA-256 of each file by its path.
+      sides: the two texts of a translation dataset in reading order; empty for other datasets.
+      languages: (source, target) of a translation model.
+      label_names: the name of each label of a classifier.
+      contents: the SHA-256 of each file of custom text, by its path.
     """
 
     def __init__(
@@ -41,17 +42,20 @@ class Dataset:
     ):
         """
         Args:
-          name: TFDS name and config, 'cldr_translate/en-de', or a kind of one's own text.
+          name: TFDS name and config, such as 'cldr_translate/en-de', or a kind of custom text.
           architecture: as in the config of the model.
-          source_language: translation: the side to translate from; None: the first in the config's name. A language
-            model learns both sides of a translation dataset, this one first.
-          languages: the two sides, where the dataset has more, or does not say which; empty: as it says.
-          text_features: classifier, language model: the texts to read, 'a,b'; None: all that the dataset has.
-          own_text: the files, if `name` is a kind of one's own text.
+          source_language: for translation, the side to translate from; None: the first in the
+            config's name. A language model learns both sides of a translation dataset, this one
+            first.
+          languages: the two sides, if the dataset has more than two texts or declares no pair;
+            empty: the declared pair.
+          text_features: for a classifier or language model, the texts to read, such as 'a,b';
+            None: all texts.
+          own_text: the files, if `name` is a kind of custom text.
 
         Raises:
-          InputError: there is no such dataset, language or text, it does not suit the architecture, or it is not
-            prepared and cannot be here.
+          InputError: the dataset, language or text does not exist, it does not match the
+            architecture, or it is not prepared and cannot be generated.
         """
         self.name = name
         self.contents: dict[str, str] = {}
@@ -62,13 +66,12 @@ class Dataset:
         self.version = str(self._builder.version)
         self.languages: tuple[str, str] | None = None
         self.label_names: list[str] | None = None
-        features = self._builder.info.features
-        self._texts = [key for key, feature in features.items() if isinstance(feature, tfds.features.Text)]
-        spoken = tfds.features.TranslationVariableLanguages
-        self._spoken = next((key for key, feature in features.items() if isinstance(feature, spoken)), None)
-        self._given = self._checked(languages)
+        self._texts = self._features_of_type(tfds.features.Text)
+        variable = self._features_of_type(tfds.features.TranslationVariableLanguages)
+        self._variable_languages = variable[0] if variable else None
+        self._chosen_sides = self._checked(languages)
         self._parts: dict[str, Dataset] = {}
-        # The features that are read, by name, and what stands between the texts of an example.
+        # The names of the features to read, and the separator between texts of an example.
         self._source: Sequence[str] = ()
         self._target: Sequence[str] = ()
         self._label: str | None = None
@@ -77,25 +80,27 @@ class Dataset:
             self.languages = self._languages(source_language, text_features)
             self._source, self._target = self.languages[:1], self.languages[1:]
         elif architecture == "encoder_classifier":
-            if source_language is not None:
-                raise InputError("config.data.source_language: a classifier translates nothing; leave it unset.")
-            if languages:
-                raise InputError("a classifier translates nothing; leave them unset.", where="config.data.languages")
+            _check_no_translation(source_language, languages)
             self._label = self._class_label()
-            self.label_names = list(features[self._label].names)
-            self._source = self._chosen(text_features)
+            self.label_names = list(self._builder.info.features[self._label].names)
+            self._source = self._chosen_texts(text_features)
         else:
-            self._target = self._to_write(source_language, text_features)
-        self.sides = tuple([*self._source, *self._target]) if self._reads_both(text_features) else ()
-        self._made_here = own_text is not None or name.split("/")[0] in EMBEDDED
-        if not self._made_here:
+            self._target = self._texts_to_generate(source_language, text_features)
+        self.sides = self.text_names if self._reads_both(text_features) else ()
+        self._is_generated = own_text is not None or name.split("/")[0] in EMBEDDED
+        if not self._is_generated:
             _check_prepared(name, self._builder)
 
+    @property
+    def text_names(self) -> tuple[str, ...]:
+        """The names of the texts to read, the sources first."""
+        return (*self._source, *self._target)
+
     def add_part(self, role: str, dataset: "Dataset") -> None:
-        """Has 'validation' or 'test' read from another dataset, whose languages or labels are the same.
+        """Reads 'validation' or 'test' from another dataset with the same languages or labels.
 
         Raises:
-          InputError: they are others.
+          InputError: the languages or labels differ.
         """
         for what, mine, its in (
             ("languages", sorted(self.sides), sorted(dataset.sides)),
@@ -103,70 +108,80 @@ class Dataset:
         ):
             if mine != its:
                 raise InputError(
-                    f"config.data.{role}_dataset: {dataset.name} has the {what} {', '.join(its or ['(none)'])}, and "
-                    f"{self.name} {', '.join(mine or ['(none)'])}; name one with the same, labels in the same order."
+                    f"config.data.{role}_dataset: expected the {what} of {self.name}, "
+                    f"{', '.join(mine or ['(none)'])}, got {dataset.name} with "
+                    f"{', '.join(its or ['(none)'])}; choose a dataset with the same {what}, "
+                    "labels in the same order."
                 )
         self._parts[role] = dataset
         self.contents = {**self.contents, **dataset.contents}
 
     def part(self, role: str) -> "Dataset":
-        """The dataset that 'validation' or 'test' is read from: this one, or what `add_part` was given."""
+        """Returns the dataset that 'validation' or 'test' is read from, by default this one."""
         return self._parts.get(role, self)
 
     def prepare(self) -> None:
-        """Makes the files of an embedded dataset, and of text of one's own, if they are not there yet; also of parts.
+        """Generates the files of this dataset and its parts, unless they exist.
 
         Raises:
-          InputError: they cannot be written, or text of one's own has faults.
+          InputError: the files cannot be written, or custom text has malformed lines.
         """
-        if self._made_here:
-            builders.prepare(self._builder)
+        if self._is_generated:
+            preparation.prepare(self._builder)
         for dataset in self._parts.values():
             dataset.prepare()
 
     def check_split(self, split: str) -> None:
-        """Raises InputError if there is no such split, or its first example has no label; reads no more than that."""
+        """Raises InputError if the split does not exist, or its first example has no label."""
         reader = self.reader(split)
         if self._label is not None and len(reader):
             reader([0])
 
     def shared(self, one: str, other: str) -> int:
-        """How many examples two splits, or slices of them, have in common."""
+        """Returns the number of examples that two splits, or slices of them, have in common."""
         parts = [self._builder.info.splits[split].file_instructions for split in (one, other)]
-        ranges = [[(part.filename, part.skip, part.skip + part.take) for part in of_split] for of_split in parts]
+        ranges = [
+            [(part.filename, part.skip, part.skip + part.take) for part in of_split]
+            for of_split in parts
+        ]
         return sum(
-            max(0, min(end, end_of_other) - max(begin, begin_of_other))
-            for name, begin, end in ranges[0]
-            for name_of_other, begin_of_other, end_of_other in ranges[1]
-            if name == name_of_other
+            max(0, min(end, other_end) - max(start, other_start))
+            for name, start, end in ranges[0]
+            for other_name, other_start, other_end in ranges[1]
+            if name == other_name
         )
 
     def read(self, split: str) -> Examples:
-        """All examples of `split`, which may be a slice such as 'train[:10%]'.
+        """Returns all examples of `split`, which may be a slice such as 'train[:10%]'.
 
         Raises:
-          InputError: there is no such split, or its labels are kept secret.
+          InputError: the split does not exist, or its examples have no labels.
         """
         reader = self.reader(split)
         examples = reader(range(len(reader)))
-        return examples if self._spoken is None else complete(examples)
+        return examples if self._variable_languages is None else complete(examples)
 
     def reader(self, split: str) -> Reader:
-        """Random access to the examples of `split`; none is read yet.
+        """Returns random access to the examples of `split`, without reading any.
 
         Raises:
-          InputError: there is no such split.
+          InputError: the split does not exist.
         """
         records = self._open_split(split).data_source
         parts = self._builder.info.splits[split].file_instructions
-        columns = {"source": self._source, "target": self._target, "label": [self._label] if self._label else ()}
+        columns = {
+            "source": self._source,
+            "target": self._target,
+            "label": [self._label] if self._label else (),
+        }
         return Reader(
             records,
             name=self.name,
             split=split,
             folder=Path(self._builder.data_dir),
             files=tuple(
-                (Path(part.filename).name, part.skip, part.take, *_size_and_time(part.filename)) for part in parts
+                (Path(part.filename).name, part.skip, part.take, *_size_and_time(part.filename))
+                for part in parts
             ),
             columns={
                 name: (self._join if len(features) > 1 else "", *features)
@@ -174,65 +189,82 @@ class Dataset:
                 if features
             },
             kind=KIND in self._texts,
-            spoken=self._spoken,
+            variable_languages=self._variable_languages,
         )
 
     def _open_split(self, split: str) -> Sequence[bytes]:
-        raw = tfds.decode.DeserializeMethod.RAW_BYTES  # TFDS's own decoding takes twice as long for plain text
+        # For plain text, TFDS's decoding takes 2 times as long.
+        raw = tfds.decode.DeserializeMethod.RAW_BYTES
         try:
             return self._builder.as_data_source(split=split, deserialize_method=raw)
         except ValueError as error:
             splits = ", ".join(self._builder.info.splits)
-            more = "; data.train_files, validation_files and test_files make one each" if self.contents else ""
+            more = "; set the data.*_files of the missing one" if self.contents else ""
             raise InputError(
-                f"config.data: {self.name} has no split {split!r}; it has {splits}, and slices of them such as "
-                f"'train[:10%]'{more}."
+                f"config.data: {self.name} has no split {split!r}; it has {splits}, and slices "
+                f"of them such as 'train[:10%]'{more}."
             ) from error
 
     def _translation(self) -> tuple[str, ...]:
-        """The two texts that say the same, as the config or the dataset says; empty if it is no translation dataset."""
+        """Returns the pair of sides from the config or the dataset; empty if it declares none."""
         names = tuple(self._builder.info.supervised_keys or ())[:2]
-        declared = names if all(name in self._texts for name in names) and len(set(names)) == 2 else ()
-        return self._given or declared
+        is_pair = all(name in self._texts for name in names) and len(set(names)) == 2
+        return self._chosen_sides or (names if is_pair else ())
 
     def _checked(self, languages: tuple[str, ...]) -> tuple[str, ...]:
-        """`languages`, if the dataset has texts in them."""
-        valid = list(self._texts) if self._spoken is None else self._builder.info.features[self._spoken].languages
+        """Returns `languages`; raises InputError if the dataset lacks one of them."""
+        valid = (
+            list(self._texts)
+            if self._variable_languages is None
+            else self._builder.info.features[self._variable_languages].languages
+        )
         for name in languages:
             if valid is not None and name not in valid:
                 raise InputError(
-                    f"{self.name} has no {name!r}; it has {', '.join(valid)}.", where="config.data.languages"
+                    f"{self.name} has no {name!r}; it has {', '.join(valid)}.",
+                    where="config.data.languages",
                 )
         return languages
 
     def _languages(self, source_language: str | None, text_features: str | None) -> tuple[str, str]:
         names = self._translation()
-        if not names and self._spoken is not None:
-            raise InputError(f"{self.name} has more than two; name the two to read.", where="config.data.languages")
+        if not names and self._variable_languages is not None:
+            raise InputError(
+                f"{self.name} has more than two languages; name the two to read.",
+                where="config.data.languages",
+            )
         if not names:
             raise InputError(
-                f"expected a translation dataset, two texts an example; {self.name} is none.",
+                f"expected a translation dataset, two texts an example; {self.name} is not one.",
                 where="config.data.dataset",
             )
         if text_features is not None:
             raise InputError(
-                "config.data.text_features: a translation reads the two languages of its dataset; leave it unset."
+                "config.data.text_features: a translation model reads the two languages of its "
+                "dataset; leave it unset."
             )
         source = names[0] if source_language is None else source_language
         if source not in names:
             raise InputError(
-                f"config.data.source_language: {self.name} has {' and '.join(names)}, not {source_language!r}."
+                f"config.data.source_language: {self.name} has {' and '.join(names)}, not "
+                f"{source_language!r}."
             )
         return source, names[1 - names.index(source)]
 
     def _reads_both(self, text_features: str | None) -> bool:
         return self._label is None and text_features is None and bool(self._translation())
 
+    def _features_of_type(self, kind: type) -> list[str]:
+        features = self._builder.info.features
+        return [name for name, feature in features.items() if isinstance(feature, kind)]
+
     def _class_label(self) -> str:
         features = self._builder.info.features
-        labels = [name for name, feature in features.items() if isinstance(feature, tfds.features.ClassLabel)]
+        labels = self._features_of_type(tfds.features.ClassLabel)
         if len(labels) != 1:
-            listed = ", ".join(f"{name} ({_type_name(feature)})" for name, feature in features.items())
+            listed = ", ".join(
+                f"{name} ({_type_name(feature)})" for name, feature in features.items()
+            )
             raise InputError(
                 "model.architecture='encoder_classifier' needs a dataset with one ClassLabel, "
                 f"such as cldr_language; {self.name} has {listed}.",
@@ -240,41 +272,67 @@ class Dataset:
             )
         return labels[0]
 
-    def _chosen(self, text_features: str | None) -> list[str]:
-        """The texts that `text_features` names, or all."""
+    def _chosen_texts(self, text_features: str | None) -> list[str]:
+        """Returns the texts in `text_features`, or all texts but identifiers."""
         valid = [name for name in self._texts if name != KIND]
         if not valid:
-            raise InputError(f"expected a dataset of texts; {self.name} has none.", where="config.data.dataset")
+            raise InputError(
+                f"expected a dataset of texts; {self.name} has none.", where="config.data.dataset"
+            )
         if text_features is None:
             return [name for name in valid if name.split("_")[-1] not in ID_NAMES] or valid
         chosen = [name.strip() for name in text_features.split(",")]
         for name in chosen:
             if name not in valid:
                 raise InputError(
-                    f"config.data.text_features: {self.name} has no text {name!r}{did_you_mean(name, valid)}"
+                    f"config.data.text_features: {self.name} has no text "
+                    f"{name!r}{did_you_mean(name, valid)}"
                 )
         if len(set(chosen)) < len(chosen):
-            raise InputError(f"config.data.text_features: {text_features!r} names a text twice.")
+            raise InputError(
+                f"config.data.text_features: {text_features!r} has a duplicate; name each text "
+                "once."
+            )
         return chosen
 
-    def _to_write(self, source_language: str | None, text_features: str | None) -> Sequence[str]:
-        """What a language model learns; of a translation dataset both languages, the source first."""
+    def _texts_to_generate(
+        self, source_language: str | None, text_features: str | None
+    ) -> Sequence[str]:
+        """Returns the texts of a language model; a translation dataset has both, source first."""
         if source_language is not None and text_features is not None:
-            raise InputError("config.data.source_language: data.text_features already says what to read; unset one.")
+            raise InputError(
+                "config.data.source_language: data.text_features already selects the texts; "
+                "unset one of the two."
+            )
         if source_language is not None and not self._translation():
-            raise InputError(f"config.data.source_language: {self.name} is no translation dataset; leave it unset.")
-        if (self._translation() or self._spoken is not None) and text_features is None:
+            raise InputError(
+                f"config.data.source_language: {self.name} is not a translation dataset; leave it "
+                "unset."
+            )
+        if (self._translation() or self._variable_languages is not None) and text_features is None:
             return self._languages(source_language, None)
-        return self._chosen(text_features)
+        return self._chosen_texts(text_features)
+
+
+def _check_no_translation(source_language: str | None, languages: tuple[str, ...]) -> None:
+    """Raises InputError if a classifier has a field for translations."""
+    fields = {"source_language": source_language, "languages": languages or None}
+    for name, value in fields.items():
+        if value is not None:
+            raise InputError(
+                "a classifier does not translate; leave it unset.", where=f"config.data.{name}"
+            )
 
 
 def _type_name(feature: tfds.features.FeatureConnector) -> str:
-    """'Text', 'ClassLabel', ...; of plain numbers their dtype."""
-    return np.dtype(feature.np_dtype).name if type(feature) is tfds.features.Tensor else type(feature).__name__
+    """Returns 'Text', 'ClassLabel', ...; for a plain number its dtype."""
+    if type(feature) is tfds.features.Tensor:
+        return np.dtype(feature.np_dtype).name
+    return type(feature).__name__
 
 
 def _size_and_time(file: str) -> tuple[int, int]:
-    """Bytes of a file and when it was last written, in ns; zeros for one that no file system here has."""
+    """Returns size in bytes and time of last write in ns; zeros if the file is not on this host."""
     try:
         status = os.stat(file)
     except OSError:
@@ -289,13 +347,15 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
             return builders.cldr_translate(config or "en-de")
         if dataset == "cldr_language":
             if config:
-                raise InputError("it has no configs; leave out what follows its name")
+                raise InputError("it has no configs; leave out the part after its name")
             return builders.cldr_language()
         for module in REGISTERED_BY:
             importlib.import_module(f"tensorflow_datasets.{module}")
-        return builders.open_prepared(name)
+        return preparation.open_prepared(name)
     except (tfds.core.DatasetNotFoundError, ValueError, ImportError) as error:
-        raise InputError(f"cannot open {name!r}: {str(error).splitlines()[0]}", where="config.data.dataset") from error
+        raise InputError(
+            f"cannot open {name!r}: {str(error).splitlines()[0]}", where="config.data.dataset"
+        ) from error
 
 
 def _check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
@@ -304,13 +364,15 @@ def _check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
         raise InputError(
             f"{builder.data_dir} is prepared as {file_format}, and reading needs array_record; "
             "convert it once, where TensorFlow is installed, with: "
-            f"python -m tensorflow_datasets.scripts.convert_format --dataset_version_dir={builder.data_dir} "
-            f"--out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set TFDS_DATA_DIR=NEW",
+            "python -m tensorflow_datasets.scripts.convert_format "
+            f"--dataset_version_dir={builder.data_dir} "
+            f"--out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set "
+            "TFDS_DATA_DIR=NEW",
             where="config.data.dataset",
         )
     if not builder.info.splits:
         raise InputError(
-            f"{name} is not prepared: nothing is in {builder.data_dir}; prepare it once, where "
+            f"{name} is not prepared: {builder.data_dir} is empty; prepare it once, where "
             f"TensorFlow is installed, with: tfds build {name} --file_format=array_record",
             where="config.data.dataset",
         )

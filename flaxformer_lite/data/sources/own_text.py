@@ -1,4 +1,4 @@
-"""From the paths in the config to the text files that they mean, and to a fingerprint of what is in them."""
+"""Custom text: the files that the config's paths match, and a fingerprint of their contents."""
 
 import contextlib
 import dataclasses
@@ -16,30 +16,30 @@ from flaxformer_lite.data.sources import text_files
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
 from flaxformer_lite.system.errors import InputError
 
-# Each kind of dataset with the forms of its files: (of a pair of files, of one file).
+# For each kind of dataset, the allowed forms of (a pair of files, one file).
 FORMS = {
     "parallel_text": (("lines",), ("tsv", "jsonl")),
     "plain_text": ((), ("lines", "jsonl")),
     "labelled_text": ((), ("tsv", "jsonl")),
 }
-TEXT = "text"  # what a text is called where nothing else is said
-SIDES = ("source", "target")  # and the two sides of a translation
+TEXT = "text"  # the default name of a text
+SIDES = ("source", "target")  # the default names of the two sides of a translation
 NAME = re.compile(r"[\w.@-]+")
-TAKEN = (LABEL, "kind")  # features that mean something else
-FORMAT = 2  # raise it with every change that alters what the same files become
-MOST_LABELS = 10_000  # more than that are no labels
-SETTLED = 2.0  # seconds without a change after which a file's times give every later one away
+TAKEN = (LABEL, "kind")  # reserved names of features
+FORMAT = 2  # raise it with every change that alters the dataset made from the same files
+MOST_LABELS = 10_000
+SETTLED = 2.0  # seconds without a change, after which any later change alters a file's times
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnText:
-    """The files that a dataset consists of, as the config names them.
+    """The files of a dataset, as named in the config.
 
     Attributes:
-      kind: one of FORMS.
-      files: of each split, the two paths of a pair, or one; each may be a glob.
-      names: of the two sides of a translation, else of the texts to read; empty: what the files tell.
-      labels: the names of all classes; None: those of the training split.
+      kind: a key of FORMS.
+      files: for each split, the two paths of a pair, or one path; each may be a glob.
+      names: the two sides of a translation, or the texts to read; empty: derived from the files.
+      labels: the names of all classes; None: the labels of the training split.
       longest_line: as `data.longest_line`.
       faults: as `data.faults`.
     """
@@ -53,18 +53,21 @@ class OwnText:
 
 
 def corpora(own: OwnText) -> dict[str, Corpus]:
-    """The files of each split, and the names of what is in them; labels are not looked for.
+    """Returns the files of each split with the names of their texts, without reading the labels.
 
     Raises:
-      InputError: a file is not there, there are more on one side than on the other, or they do not suit the kind.
+      InputError: a file is missing, the sides have different numbers of files, or the files do not
+        match the kind.
     """
     found = {}
     for split, patterns in own.files.items():
         field = f"config.data.{split}_files"
         if not 1 <= len(patterns) <= (2 if FORMS[own.kind][0] else 1):
             wanted = "a pair of paths, or one" if FORMS[own.kind][0] else "one path"
-            raise InputError(f"{field}: {own.kind} takes {wanted}, which may be globs; got {patterns}.")
-        rows = _side_by_side(field, patterns)
+            raise InputError(
+                f"{field}: {own.kind} takes {wanted}, which may be globs; got {patterns}."
+            )
+        rows = _paired_files(field, patterns)
         form = _form(field, rows, FORMS[own.kind][2 - len(rows[0])])
         found[split] = Corpus(rows, form, _fields(own, rows, form), own.longest_line)
     if own.kind == "parallel_text":
@@ -72,81 +75,98 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
     return found
 
 
-def _side_by_side(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The files that belong together, one of each pattern, in their order."""
+def _paired_files(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Returns rows of corresponding files, one from each pattern, in order."""
     sides = [_expanded(field, pattern) for pattern in patterns]
     if len({len(side) for side in sides}) > 1:
-        counts = " and ".join(f"{pattern} has {len(side)}" for pattern, side in zip(patterns, sides, strict=True))
-        raise InputError(f"{field}: expected as many files on both sides, {counts}.")
+        counts = " and ".join(
+            f"{pattern} has {len(side)}" for pattern, side in zip(patterns, sides, strict=True)
+        )
+        raise InputError(f"{field}: expected the same number of files on both sides, {counts}.")
     if len(sides) == 1:
         return tuple((path,) for path in sides[0])
-    of_words = [dict(zip(_own_words(side), side, strict=True)) for side in sides]
-    for words, path in of_words[0].items():
-        if any(words not in others for others in of_words):
+    by_key = [dict(zip(_distinct_words(side), side, strict=True)) for side in sides]
+    for key, path in by_key[0].items():
+        if any(key not in files for files in by_key):
             raise InputError(
-                f"{field}: expected files named alike on both sides, but for words that all of a side share at the "
-                f"start or the end, and {path} has not one of the same name; rename them, or add what is missing."
+                f"{field}: expected the same file names on both sides, except for a common prefix "
+                f"or suffix of each side; {path} has no counterpart; rename the files, or add the "
+                "missing one."
             )
-    return tuple(tuple(others[words] for others in of_words) for words in of_words[0])
+    return tuple(tuple(files[key] for files in by_key) for key in by_key[0])
 
 
-def _own_words(paths: Sequence[str]) -> list[tuple[str, ...]]:
-    """What tells each file of a side from the others: its words, but for those that all have at the start or the end.
+def _distinct_words(paths: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns the words of each path without the common prefix and suffix of all paths.
 
-    A sign counts as a word, and `.gz` as none. So 'en/a.1.txt' and 'en/b.1.txt' have ('a',) and ('b',).
+    A punctuation mark is a word, and `.gz` is ignored. 'en/a.1.txt' and 'en/b.1.txt' become ('a',)
+    and ('b',).
     """
     rows = [re.findall(r"[^\W_]+|[\W_]", path.removesuffix(".gz")) for path in paths]
-    for _ in ("start", "end"):  # all are turned around in between, and back
-        shared = list(itertools.takewhile(lambda words: len(set(words)) == 1, zip(*rows, strict=False)))
+    for _ in ("prefix", "suffix"):  # each pass reverses the words
+        shared = list(
+            itertools.takewhile(lambda words: len(set(words)) == 1, zip(*rows, strict=False))
+        )
         rows = [row[len(shared) :][::-1] for row in rows]
     return [tuple(row) for row in rows]
 
 
 def _expanded(field: str, pattern: str) -> list[str]:
     path = os.path.expanduser(pattern)
-    found = [path] if os.path.isfile(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+    found = [path]
+    if not os.path.isfile(path):
+        found = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not found:
-        raise InputError(f"{field}: there is no file {pattern!r}, seen from {os.getcwd()}; check the path.")
-    twice = sorted(set(found) & {file.removesuffix(".gz") for file in found if file.endswith(".gz")})
-    if twice:
         raise InputError(
-            f"{field}: {pattern!r} means both {twice[0]} and {twice[0]}.gz; remove one, or name the other."
+            f"{field}: there is no file {pattern!r} (relative to {os.getcwd()}); check the path."
+        )
+    unpacked = {file.removesuffix(".gz") for file in found if file.endswith(".gz")}
+    if both := sorted(set(found) & unpacked):
+        raise InputError(
+            f"{field}: {pattern!r} matches both {both[0]} and {both[0]}.gz; remove one, or name "
+            "the other."
         )
     return found
 
 
 def _form(field: str, rows: Sequence[Sequence[str]], allowed: Sequence[str]) -> str:
-    """How the files are written, by their names."""
+    """Returns the form of the files by their suffixes."""
     suffixes = {_suffix(path): path for paths in rows for path in paths}
     forms = {suffix if suffix in ("tsv", "jsonl") else "lines" for suffix in suffixes}
     if len(forms) > 1 or not forms <= set(allowed):
-        words = {"lines": "plain lines (any other name)", "tsv": "columns (.tsv)", "jsonl": "JSON Lines (.jsonl)"}
+        words = {
+            "lines": "plain lines (any other name)",
+            "tsv": "columns (.tsv)",
+            "jsonl": "JSON Lines (.jsonl)",
+        }
         what = "a pair of files" if len(rows[0]) == 2 else "one file or glob"
         raise InputError(
-            f"{field}: expected {' or '.join(words[form] for form in allowed)} for {what}, all alike, got "
-            f"{', '.join(suffixes.values())}; .gz may follow."
+            f"{field}: expected {' or '.join(words[form] for form in allowed)} for {what}, all in "
+            f"one form, got {', '.join(suffixes.values())}; .gz may follow."
         )
     return forms.pop()
 
 
 def _suffix(path: str) -> str:
-    """'en' for 'a/train.en.gz'; '' where there is none."""
+    """Returns 'en' for 'a/train.en.gz'; '' for a name without a suffix."""
     return Path(path.removesuffix(".gz")).suffix[1:]
 
 
 def _fields(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
-    """The names of the texts of an example, in the order of the files or columns."""
+    """Returns the names of the texts of an example, in the order of the files or columns."""
     if own.kind == "parallel_text":
         return _sides(own, rows, form)
     names = own.names or (TEXT,)
     if len(names) > 1 and form != "jsonl":
-        raise InputError(f"config.data.text_features: {rows[0][0]} has one text a line; leave it unset.")
+        raise InputError(
+            f"config.data.text_features: {rows[0][0]} has one text a line; leave it unset."
+        )
     _check_names("text_features", names)
     return (LABEL, *names) if own.kind == "labelled_text" else names
 
 
 def _sides(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
-    """The names of source and target: those of the config, else those that the files have, else `SIDES`."""
+    """Returns the names of source and target: from the config, else from the files, else SIDES."""
     found = _names_in_files(rows, form)
     same_names = set(found) == set(own.names)
     if form == "lines" and not same_names:
@@ -164,52 +184,63 @@ def _sides(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str,
 
 
 def _names_in_files(rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
-    """The keys of JSON Lines, or the endings of pairs of files if all pairs have the same; else nothing."""
+    """Returns the keys of JSON Lines, or the suffixes of pairs of files if all pairs agree."""
     if form == "jsonl":
         return _keys(rows[0][0])
-    endings = {tuple(map(_suffix, paths)) for paths in rows}
-    return endings.pop() if form == "lines" and len(endings) == 1 else ()
+    suffixes = {tuple(map(_suffix, paths)) for paths in rows}
+    return suffixes.pop() if form == "lines" and len(suffixes) == 1 else ()
 
 
 def _check_order(names: Sequence[str], paths: Sequence[str]) -> None:
-    """Refuses names of languages in another order than the files that end in them."""
+    """Raises InputError if the languages are in another order than the files with their suffix."""
     for name, path in zip(names, paths, strict=False):
         if _suffix(path) in names and _suffix(path) != name:
             raise InputError(
-                f"{', '.join(names)} would take {path} for {name!r}; name them in the order of the files.",
+                f"{', '.join(names)} would read {path} as {name!r}; name them in the order of "
+                "the files.",
                 where="config.data.languages",
             )
 
 
 def _keys(path: str) -> tuple[str, ...]:
-    """The keys of the first line of JSON Lines; empty if it is none, which a reader will say."""
+    """Returns the keys of the first line of JSON Lines; empty if it is malformed."""
     with contextlib.closing(text_files.lines(path, longest=1 << 20)) as lines:
         try:
             return tuple(text_files.json_object(next(lines, b"").decode()))
-        except (text_files.Faulty, UnicodeDecodeError):
+        except (text_files.MalformedLine, UnicodeDecodeError):
             return ()
 
 
 def _check_names(field: str, names: Sequence[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name) or name in TAKEN:
-            raise InputError(f"config.data.{field}: {name!r} cannot be the name of a text; use letters and digits.")
+            raise InputError(
+                f"config.data.{field}: {name!r} cannot be the name of a text; use letters and "
+                "digits."
+            )
 
 
 def _check_same_languages(found: Mapping[str, Corpus]) -> None:
     if len({frozenset(corpus.fields) for corpus in found.values()}) > 1:
-        listed = ", ".join(f"{split}_files have {' and '.join(corpus.fields)}" for split, corpus in found.items())
-        raise InputError(f"{listed}; name the two sides, as ('en', 'de') does.", where="config.data.languages")
+        listed = ", ".join(
+            f"{split}_files have {' and '.join(corpus.fields)}" for split, corpus in found.items()
+        )
+        raise InputError(
+            f"{listed}; name the two sides, such as ('en', 'de').", where="config.data.languages"
+        )
 
 
 def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
-    """The labels of the training split, sorted.
+    """Returns the labels of the training split, sorted.
 
     Raises:
-      InputError: there is no such split, or it has less than two, or so many that they must be something else.
+      InputError: there is no training split, or it has fewer than 2 or over MOST_LABELS labels.
     """
     if "train" not in found:
-        raise InputError("config.data.train_files: they name the labels of labelled_text, and there are none.")
+        raise InputError(
+            "config.data.train_files: labelled_text takes its labels from these files, and none "
+            "are set; set them."
+        )
     labels, faults, path = set(), [], found["train"].rows[0][0]
     for example in found["train"]:
         if example.texts is not None:
@@ -217,47 +248,56 @@ def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
         elif not faults:
             faults += example.faults
         if len(labels) > MOST_LABELS:
-            raise InputError(f"{path}: over {MOST_LABELS:,} different labels; expected the label first, then the text.")
+            raise InputError(
+                f"{path}: over {MOST_LABELS:,} different labels; put the label first, then the "
+                "text."
+            )
     if len(labels) < 2:
-        first = [f"; the first fault is {fault.sort} at {fault.where} ({fault.what})" for fault in faults]
-        raise InputError(f"{path}: expected two labels or more, got {', '.join(labels) or 'none'}{''.join(first)}.")
+        first = [
+            f"; the first malformed line has {fault.sort} at {fault.where} ({fault.what})"
+            for fault in faults
+        ]
+        raise InputError(
+            f"{path}: expected two labels or more, got "
+            f"{', '.join(labels) or 'none'}{''.join(first)}."
+        )
     return tuple(sorted(labels))
 
 
 def digests(found: Mapping[str, Corpus], record: Path) -> dict[str, str]:
-    """The SHA-256 of each file, by its path.
+    """Returns the SHA-256 of each file, by its path.
 
     Args:
-      record: keeps them between runs, each with what tells that its file has not changed since; it may be missing, or
-        impossible to write.
+      record: a cache file of digests, each with the `identity` of its file; it may be missing or
+        unwritable.
 
     Raises:
-      InputError: a file cannot be read, or changes meanwhile.
+      InputError: a file cannot be read, or changes while it is read.
     """
-    known = _read_record(record)
-    before, result = dict(known), {}
+    cached = _read_record(record)
+    before, result = dict(cached), {}
     for path in (path for corpus in found.values() for paths in corpus.rows for path in paths):
         name = os.path.abspath(path)
         try:
             identity, now = _identity(path), time.time()
-            trusted = name in known and known[name][0] == identity
-            result[path] = known[name][1] if trusted else _digest(path)
+            trusted = name in cached and cached[name][0] == identity
+            result[path] = cached[name][1] if trusted else file_digest(path)
             if _identity(path) != identity:
-                raise InputError(f"{path}: it changes while it is read; wait until it is written.")
+                raise InputError(f"{path}: it changes while it is read; wait until it is complete.")
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
-        if max(identity[3:]) / 1e9 < now - SETTLED:  # so a later change cannot bear the same times
-            known[name] = [identity, result[path]]
-    if known != before:
+        if max(identity[3:]) / 1e9 < now - SETTLED:  # a later change has other times
+            cached[name] = [identity, result[path]]
+    if cached != before:
         with contextlib.suppress(OSError):
             partial = record.with_name(f"{record.name}.{os.getpid()}.partial")
-            partial.write_text(json.dumps(known), encoding="utf-8")
+            partial.write_text(json.dumps(cached), encoding="utf-8")
             partial.replace(record)
     return result
 
 
 def _read_record(record: Path) -> dict[str, list]:
-    """What `digests` has kept, whatever is in the file."""
+    """Returns the cached digests; empty if the file is missing or malformed."""
     try:
         kept = json.loads(record.read_text(encoding="utf-8"))
         return {path: [identity, digest] for path, (identity, digest) in kept.items()}
@@ -266,23 +306,24 @@ def _read_record(record: Path) -> dict[str, list]:
 
 
 def _identity(path: str) -> list[int]:
-    """Equal as long as nothing is written to the file: a change sets the last number, whatever a program says."""
+    """Returns numbers that change with every write: no program can set the last one, the ctime."""
     status = os.stat(path)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def _digest(path: str) -> str:
+def file_digest(path: str) -> str:
+    """Returns the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Which files differ, of digests by path: other text, one more, or one less."""
+    """Returns the paths whose digests differ, or that only one of the two has."""
     return sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
 
 
 def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
-    """20 hexadecimal digits of all that the dataset depends on: what is in the files, and how it is read."""
+    """Returns 20 hexadecimal digits of all that the dataset depends on: files and settings."""
     files = {
         split: [[(contents[path], path.endswith(".gz")) for path in paths] for paths in corpus.rows]
         for split, corpus in found.items()

@@ -1,4 +1,4 @@
-"""Rows of ids of any length, end to end in one array: in memory, or mapped from a file and read where it is touched."""
+"""Rows of ids of any length, concatenated in one array, in memory or memory-mapped from a file."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def ranges(first_N: np.ndarray, stop_N: np.ndarray) -> np.ndarray:
-    """first, first + 1, ..., stop - 1 of each pair, one after another."""
+    """Returns first, first + 1, ..., stop - 1 of each pair, concatenated."""
     size_N = stop_N - first_N
     before_N = np.cumsum(size_N) - size_N
     return np.repeat(first_N - before_N, size_N) + np.arange(int(size_N.sum()))
@@ -19,44 +19,48 @@ class Ragged:
         """
         Args:
           values: ids of any unsigned or signed integer type.
-          offsets: int64, one more than there are rows, never falling.
+          offsets: int64, rows + 1 numbers, non-decreasing.
         """
         self.values, self.offsets = values, offsets
 
     @classmethod
     def of(cls, rows: "Ragged | Sequence[Sequence[int] | np.ndarray]") -> "Ragged":
-        """`rows` as int32 in memory; what is ragged already stays as it is."""
+        """Returns `rows` as int32 in memory; a `Ragged` is returned unchanged."""
         if isinstance(rows, Ragged):
             return rows
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
-        return cls(np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)]), offsets)
+        return cls(
+            np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)]),
+            offsets,
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int | slice) -> "np.ndarray | list[np.ndarray]":
-        """A row as int32, or a list of them."""
+        """Returns a row as int32, or a list of rows for a slice."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]  # counts from the end if negative, and raises IndexError beyond it
+        # resolves a negative index, and raises IndexError if it is out of range
+        index = range(len(self))[index]
         return self.values[self.offsets[index] : self.offsets[index + 1]].astype(np.int32)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
 
     def lengths(self) -> np.ndarray:
-        """Ids of each row, int64; no id is read."""
+        """Returns the number of ids of each row, int64, without reading ids."""
         return np.diff(self.offsets)
 
     def take(self, rows: np.ndarray) -> "Ragged":
-        """The rows of these numbers, in their order, in memory."""
+        """Returns the rows with these numbers, in this order, in memory."""
         first, stop = self.offsets[rows], self.offsets[np.asarray(rows) + 1]
         offsets = np.concatenate([[0], np.cumsum(stop - first)])
         return Ragged(self.values[ranges(first, stop)], offsets)
 
     def or_else(self, other: "Ragged", own: np.ndarray) -> "Ragged":
-        """Row i of this where `own[i]`, else of `other`."""
+        """Returns row i of this array if `own[i]`, else row i of `other`."""
         both = Ragged(
             np.concatenate([self.values, other.values.astype(self.values.dtype)]),
             np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]]),

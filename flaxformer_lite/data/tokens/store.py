@@ -1,12 +1,13 @@
-"""The ids of a split, tokenised once: written beside the dataset, and mapped from there at every later start.
+"""The ids of a split: tokenised once, stored next to the dataset, memory-mapped at later starts.
 
-    <the dataset's folder>/tokens/<key>/ids         ids end to end, uint16 where the vocabulary allows, else uint32
-                                       /offsets     int64: row i is ids[offsets[i] : offsets[i + 1]]
-                                       /index.json  how much there is of each, and the SHA-256 of the offsets
+    <dataset folder>/tokens/<key>/ids          concatenated ids, uint16 if the vocabulary fits,
+                                               else uint32
+                                 /offsets      int64: row i is ids[offsets[i] : offsets[i + 1]]
+                                 /index.json   the sizes, and the SHA-256 of the offsets
 
-There is a folder for each column, such as the texts of one language; the key stands for the files of the dataset, the
-part of them that the split takes, the column's features, and the tokenizer. A folder appears by a rename once it is
-whole. All of it may be deleted at any time, and is then made again.
+There is a folder for each column, such as the texts of one language. The key is a hash of the
+dataset's files, the slice of the split, the column's features, and the tokenizer. A folder appears
+by a rename when it is complete. The folders may be deleted at any time; they are then made again.
 """
 
 import contextlib
@@ -34,9 +35,10 @@ from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import locked
 
 FORMAT = 1
-READ_AT_ONCE = 8192  # examples held as text
-ENOUGH_FOR_A_PROCESS = 100_000  # examples: a process takes about a second to start
-CACHE = ".cache/flaxformer_lite/tokens"  # in the home folder, for a dataset whose own cannot be written to
+READ_AT_ONCE = 8192  # examples in memory as text
+ENOUGH_FOR_A_PROCESS = 100_000  # examples; a process takes about 1 s to start
+# in the home folder, if the dataset's folder is not writable
+CACHE = ".cache/flaxformer_lite/tokens"
 
 
 def tokenised(
@@ -47,14 +49,16 @@ def tokenised(
     processes: int | None = None,
     show: bool = True,
 ) -> dict[str, Ragged]:
-    """The ids of each column of a split, 'source', 'target' or 'label' (one number a row), mapped from files.
+    """Returns the memory-mapped ids of each column of a split: 'source', 'target' or 'label'.
 
-    What is not there yet is written; any number of processes may ask for it at once.
+    Missing columns are written first. Any number of processes may call this at the same time. A
+    label is one number a row.
 
     Args:
-      start: ids that every text begins with.
-      processes: how many share the work; None: as many as there are cores, where it is enough for them.
-      show: whether to show a progress bar where it takes long.
+      start: ids at the start of every text.
+      processes: the number of processes for the work; None: one a core, at most one for each
+        ENOUGH_FOR_A_PROCESS examples.
+      show: whether to show a progress bar if it takes over 2 s.
     """
     keys = {column: _key(reader, column, tokenizer, start) for column in reader.columns}
     roots = [reader.folder / "tokens", Path.home() / CACHE]
@@ -64,21 +68,26 @@ def tokenised(
     if processes is None:
         processes = max(1, min(_cores(), len(reader) // ENOUGH_FOR_A_PROCESS))
     border = tuple(len(reader) * i // processes for i in range(processes + 1))
-    work = _Work(reader, tokenizer, tuple(start), border)
+    work = Work(reader, tokenizer, tuple(start), border)
     for root in roots:
         try:
             with _locked(root):
                 missing = {column: key for column, key in keys.items() if _open(root / key) is None}
-                if missing:  # nobody has written them while this process waited
+                if missing:  # no other process has written them while this one waited
                     _write(work, root, missing, show=show)
             return {column: _written(root / key) for column, key in keys.items()}
         except OSError as error:
-            what = f"{reader.split} of {reader.name}"
-            logging.warning("%s: the ids of %s are not kept there: %s", root, what, error.strerror or error)
+            split = f"{reader.split} of {reader.name}"
+            logging.warning(
+                "%s: the ids of %s are not stored there: %s", root, split, error.strerror or error
+            )
     with tempfile.TemporaryDirectory() as root:
         _write(work, Path(root), keys, show=show)
         mapped = {column: _written(Path(root) / key) for column, key in keys.items()}
-        return {column: Ragged(np.array(ids.values), np.array(ids.offsets)) for column, ids in mapped.items()}
+        return {
+            column: Ragged(np.array(ids.values), np.array(ids.offsets))
+            for column, ids in mapped.items()
+        }
 
 
 def _key(reader: Reader, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
@@ -92,13 +101,14 @@ def _find(roots: Iterable[Path], key: str) -> Ragged | None:
 
 
 def _open(folder: Path) -> Ragged | None:
-    """What lies in `folder`; None if that is nothing, or not whole."""
+    """Returns the ids in `folder`; None if it is missing or incomplete."""
     try:
         index = json.loads((folder / "index.json").read_text())
         values = _mapped(folder / "ids", index["dtype"], index["ids"])
         offsets = _mapped(folder / "offsets", "int64", index["rows"] + 1)
-        whole = hashlib.sha256(offsets).hexdigest() == index["sha256"] and int(offsets[-1]) == len(values)
-        return Ragged(values, offsets) if whole else None
+        is_unchanged = hashlib.sha256(offsets).hexdigest() == index["sha256"]
+        is_complete = is_unchanged and int(offsets[-1]) == len(values)
+        return Ragged(values, offsets) if is_complete else None
     except (OSError, ValueError, KeyError):
         return None
 
@@ -106,14 +116,15 @@ def _open(folder: Path) -> Ragged | None:
 def _written(folder: Path) -> Ragged:
     ids = _open(folder)
     if ids is None:
-        raise OSError(f"{folder}: what was written there does not come back")
+        raise OSError(f"{folder}: the ids written there cannot be read back")
     return ids
 
 
 def _mapped(file: Path, dtype: str, count: int) -> np.ndarray:
     if file.stat().st_size != count * np.dtype(dtype).itemsize:
         raise InputError(f"{file}: expected {count} numbers of type {dtype}.")
-    return np.asarray(np.memmap(file, dtype, "r")) if count else np.empty(0, dtype)  # no file of length 0 is mapped
+    # an empty file cannot be mapped
+    return np.asarray(np.memmap(file, dtype, "r")) if count else np.empty(0, dtype)
 
 
 @contextlib.contextmanager
@@ -127,8 +138,8 @@ def _locked(root: Path) -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Work:
-    """What is to be tokenised, and where its parts begin and end. It can be sent to another process."""
+class Work:
+    """A reader, a tokenizer, and the first and last example of each part; can be pickled."""
 
     reader: Reader
     tokenizer: Tokenizer
@@ -136,35 +147,45 @@ class _Work:
     border: tuple[int, ...]
 
     def type_of(self, column: str) -> type:
+        """Returns the integer type of the stored ids of a column."""
         return np.uint16 if column != "label" and self.tokenizer.vocab_size <= 2**16 else np.uint32
 
-    def do(self, part: int, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]) -> None:
-        """Writes ids and lengths of a part, and calls `done` with how many examples it has gone on."""
+    def do(
+        self, part: int, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]
+    ) -> None:
+        """Writes the ids and lengths of a part; calls `done` with each number of new examples."""
         with contextlib.ExitStack() as files:
             opened = {
-                column: [files.enter_context(path.open("wb")) for path in _part_files(folder, column, part)]
+                column: [
+                    files.enter_context(path.open("wb"))
+                    for path in _part_files(folder, column, part)
+                ]
                 for column in columns
             }
             for first in range(self.border[part], self.border[part + 1], READ_AT_ONCE):
-                examples = self.reader(range(first, min(first + READ_AT_ONCE, self.border[part + 1])))
+                examples = self.reader(
+                    range(first, min(first + READ_AT_ONCE, self.border[part + 1]))
+                )
                 for column, (ids_file, lengths_file) in opened.items():
                     rows = Ragged.of(self._rows(column, getattr(examples, column)))
                     rows.values.astype(self.type_of(column)).tofile(ids_file)
                     rows.lengths().astype(np.int32).tofile(lengths_file)
                 done(len(examples))
 
-    def _rows(self, column: str, given: Sequence[str] | np.ndarray) -> Sequence[Sequence[int] | np.ndarray]:
+    def _rows(
+        self, column: str, values: Sequence[str] | np.ndarray
+    ) -> Sequence[Sequence[int] | np.ndarray]:
         if column == "label":
-            return given[:, None]
-        rows = self.tokenizer.encode(given, side=column, threads=1)
+            return values[:, None]
+        rows = self.tokenizer.encode(values, side=column, threads=1)
         return [[*self.start, *ids] for ids in rows] if self.start else rows
 
 
-def _write(work: _Work, root: Path, keys: Mapping[str, str], *, show: bool) -> None:
-    """Writes the columns that `keys` names to the folders of their keys in `root`."""
+def _write(work: Work, root: Path, keys: Mapping[str, str], *, show: bool) -> None:
+    """Writes each column of `keys` to the folder `root / key`."""
     folder, parts = Path(tempfile.mkdtemp(prefix=".partial-", dir=root)), len(work.border) - 1
-    lines = 0.1 if sys.stderr.isatty() else 10.0  # seconds between them
-    shown = dict(desc="tokenising", unit=" examples", delay=2, mininterval=lines, disable=not show)
+    pace = 0.1 if sys.stderr.isatty() else 10.0  # seconds between two updates
+    shown = dict(desc="tokenising", unit=" examples", delay=2, mininterval=pace, disable=not show)
     with tqdm.tqdm(total=work.border[-1], **shown) as bar:
         try:
             if parts < 2 or not _in_processes(work, folder, tuple(keys), done=bar.update):
@@ -173,15 +194,17 @@ def _write(work: _Work, root: Path, keys: Mapping[str, str], *, show: bool) -> N
                     work.do(part, folder, tuple(keys), done=bar.update)
             for column, key in keys.items():
                 _join_parts(folder, column, parts, work.type_of(column))
-                shutil.rmtree(root / key, ignore_errors=True)  # it was not whole, if it is there
+                shutil.rmtree(root / key, ignore_errors=True)  # an incomplete one, if it exists
                 (folder / column).rename(root / key)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cores() -> int:
-    """How many there are for this process; of a container that may use each for a part of the time, so much fewer."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of cores of this process, limited by the CPU quota of its container."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
@@ -193,7 +216,7 @@ def _part_files(folder: Path, column: str, part: int) -> tuple[Path, Path]:
 
 
 def _join_parts(folder: Path, column: str, parts: int, dtype: type) -> None:
-    """Makes the folder of a column out of its parts, and has it on the disk when it returns."""
+    """Joins the parts of a column into its folder, and flushes the folder to disk."""
     target, every = folder / column, [_part_files(folder, column, part) for part in range(parts)]
     target.mkdir()
     with (target / "ids").open("wb") as whole:
@@ -205,43 +228,59 @@ def _join_parts(folder: Path, column: str, parts: int, dtype: type) -> None:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     offsets.tofile(target / "offsets")
-    index = {"format": FORMAT, "rows": len(lengths), "ids": int(offsets[-1]), "dtype": np.dtype(dtype).name}
-    (target / "index.json").write_text(json.dumps(index | {"sha256": hashlib.sha256(offsets).hexdigest()}))
+    index = {
+        "format": FORMAT,
+        "rows": len(lengths),
+        "ids": int(offsets[-1]),
+        "dtype": np.dtype(dtype).name,
+    }
+    (target / "index.json").write_text(
+        json.dumps(index | {"sha256": hashlib.sha256(offsets).hexdigest()})
+    )
     for file in (*target.iterdir(), target):
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
 
 
-# Plain processes and not `multiprocessing`, which runs the caller's main module again in each of them: a script may
-# have no guard there, and ours would load JAX.
-CHILD = "import sys; from flaxformer_lite.data.tokens import store; store.do_part(sys.argv[1], int(sys.argv[2]))"
+# Plain processes, because `multiprocessing` runs the caller's main module again in each child: a
+# script may have no main guard, and ours would load JAX.
+CHILD = (
+    "import sys; from flaxformer_lite.data.tokens import store; "
+    "store.do_part(sys.argv[1], int(sys.argv[2]))"
+)
 
 
 def do_part(job: str, part: int) -> None:
-    """What a process started by this module does: one part of the work pickled in `job`, and a line for each step."""
+    """Does one part of the work pickled in the file `job`; prints the number of examples done."""
     with open(job, "rb") as file:
         work, folder, columns = pickle.load(file)
-    # Writing to the pipe fails, and ends this process, once the one that reads from it has died.
+    # If the parent has died, writing to the pipe fails and ends this process.
     work.do(part, folder, columns, done=lambda count: os.write(1, b"%d\n" % count))
 
 
-def _in_processes(work: _Work, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]) -> bool:
-    """Has every part done by a process of its own; False, after a warning, if one of them failed."""
+def _in_processes(
+    work: Work, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]
+) -> bool:
+    """Runs each part in a child process; returns False, after a warning, if a child failed."""
     job, processes = folder / "job", len(work.border) - 1
-    complaints = [folder / f"complaint{part}" for part in range(processes)]
+    error_files = [folder / f"errors{part}" for part in range(processes)]
     job.write_bytes(pickle.dumps((work, folder, columns)))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)
+    }
     read_end, write_end = os.pipe()
     children = []
     with os.fdopen(read_end) as lines:
         pipes = dict(stdin=subprocess.DEVNULL, stdout=write_end)
         try:
             try:
-                for part, complaint in enumerate(complaints):
+                for part, error_file in enumerate(error_files):
                     command = [sys.executable, "-c", CHILD, str(job), str(part)]
-                    with complaint.open("wb") as stderr:
-                        start = dict(env=environment, start_new_session=True, **pipes, stderr=stderr)
+                    with error_file.open("wb") as stderr:
+                        start = dict(
+                            env=environment, start_new_session=True, **pipes, stderr=stderr
+                        )
                         children.append(subprocess.Popen(command, **start))
             finally:
                 os.close(write_end)
@@ -253,7 +292,9 @@ def _in_processes(work: _Work, folder: Path, columns: Sequence[str], *, done: Ca
                 child.kill()
                 child.wait()
     if failed:
-        said = complaints[failed[0]].read_text(errors="replace").splitlines()
-        reason = said[-1] if said else f"exit code {children[failed[0]].returncode}"
-        logging.warning("Tokenising in %d processes failed (%s); going on in this one.", processes, reason)
+        errors = error_files[failed[0]].read_text(errors="replace").splitlines()
+        reason = errors[-1] if errors else f"exit code {children[failed[0]].returncode}"
+        logging.warning(
+            "Tokenising in %d processes failed (%s); continuing in this one.", processes, reason
+        )
     return not failed

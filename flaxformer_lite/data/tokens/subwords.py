@@ -1,8 +1,9 @@
-"""Training texts cut anew each epoch: BPE-dropout (Provilkov 2020), or a unigram model's sampling (Kudo 2018).
+"""Subword regularisation: a new segmentation of each training text in each epoch.
 
-What is drawn for a text is a function of the seed, the epoch, the example's number and its side, so it is the same
-after a resume and for any number of processes. Drawn ids are more than the usual ones; batches are planned with head
-room for them, and a row that would not hold its texts as drawn holds their usual ids.
+The methods are BPE-dropout (Provilkov 2020) and sampling from a unigram model (Kudo 2018). A sample
+is a function of the seed, the epoch, the example's number and its side. It is the same after a
+resume and for any number of processes. A sample has more ids than the tokenizer's segmentation, so
+batches are planned with extra length. A row that is still too short gets the tokenizer's ids.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +15,13 @@ from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.segmentation import Segmenter, mixed
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer, escape
 
-MEASURED = 1000  # examples, at even distances, that the head room is measured on
-CUT_AT_ONCE = 50  # examples, for which the cutting takes some hundred bytes a character
-SHARE = 0.9  # of the texts that fit into the head room, each by itself
+GROWTH_SAMPLE = 1000  # evenly spaced examples for the estimate of the growth
+EXAMPLES_AT_ONCE = 50  # segmentation takes some hundred bytes a character
+SHARE = 0.9  # share of texts that fit into the planned length
 
 
-class Drawing:
-    """The ids of examples as they are drawn for an epoch."""
+class SubwordSampler:
+    """Samples the ids of examples for an epoch."""
 
     def __init__(
         self,
@@ -34,38 +35,46 @@ class Drawing:
     ):
         """
         Args:
-          read: the texts of examples by their numbers, as a `Reader` gives them.
-          kind: of the tokenizer, 'bpe' or 'unigram'.
-          strength: the probability that a merge is left out, or the power of the likelihoods.
-          start: ids that every text begins with.
+          read: returns the texts of examples by their numbers, such as a `Reader`.
+          kind: 'bpe' or 'unigram', the kind of the tokenizer.
+          strength: the probability to skip a merge, or the power of the likelihoods.
+          start: ids at the start of every text.
         """
-        self._read, self._cut = read, Segmenter(kind, *tokenizer.table())
+        self._read, self._segment = read, Segmenter(kind, *tokenizer.table())
         self._strength, self._seed, self._start = strength, seed, tuple(start)
 
     def __call__(self, examples: np.ndarray, epoch: int) -> dict[str, Ragged]:
-        """The ids of the sides that the examples have."""
-        texts, drawn = self._read(examples), {}
+        """Returns the sampled ids of each side of the examples, int32."""
+        texts, sampled = self._read(examples), {}
         for number, side in enumerate(("source", "target")):
-            given = getattr(texts, side)
-            if given is not None:
+            side_texts = getattr(texts, side)
+            if side_texts is not None:
                 keys = mixed(np.asarray(examples).astype(np.uint64), self._seed, epoch, number)
-                rows = self._cut([escape(text) for text in given], keys, self._strength)
-                drawn[side] = Ragged.of([[*self._start, *row] for row in rows]) if self._start else rows
-        return drawn
+                rows = self._segment([escape(text) for text in side_texts], keys, self._strength)
+                if self._start:
+                    rows = Ragged.of([[*self._start, *row] for row in rows])
+                sampled[side] = rows
+        return sampled
 
-    def head_room(self, usual: dict[str, Ragged], longest: int) -> dict[str, float]:
-        """For each side, how many times as many ids as usual hold most texts as drawn.
+    def growth(self, usual: dict[str, Ragged], longest: int) -> dict[str, float]:
+        """Returns, for each side, the factor of ids that suffices for a SHARE of the texts.
 
-        `longest`: ids that the longest row holds; texts of more are never drawn, and not measured either.
+        Args:
+          usual: the tokenizer's ids of all examples, by side.
+          longest: ids in the longest row; longer texts are never used and not part of the estimate.
         """
         fit_N = np.all([side.lengths() <= longest for side in usual.values()], axis=0)
-        fitting = np.flatnonzero(fit_N)
-        examples = fitting[np.unique(np.arange(MEASURED) * len(fitting) // MEASURED)] if len(fitting) else fitting
+        examples = np.flatnonzero(fit_N)
+        if len(examples):
+            examples = examples[
+                np.unique(np.arange(GROWTH_SAMPLE) * len(examples) // GROWTH_SAMPLE)
+            ]
         growth = {side: [] for side in usual}
-        for first in range(0, len(examples), CUT_AT_ONCE):
-            some = examples[first : first + CUT_AT_ONCE]
-            for side, drawn in self(some, 0).items():
-                growth[side].append(drawn.lengths() / np.maximum(usual[side].take(some).lengths(), 1))
+        for first in range(0, len(examples), EXAMPLES_AT_ONCE):
+            some = examples[first : first + EXAMPLES_AT_ONCE]
+            for side, sampled in self(some, 0).items():
+                usual_N = np.maximum(usual[side].take(some).lengths(), 1)
+                growth[side].append(sampled.lengths() / usual_N)
         return {
             side: max(1.0, float(np.quantile(np.concatenate(parts), SHARE))) if parts else 1.0
             for side, parts in growth.items()
@@ -73,10 +82,10 @@ class Drawing:
 
 
 def planned(length_N: np.ndarray, growth: float, longest: int) -> np.ndarray:
-    """Lengths to plan with: `growth` times as many ids, but never so many that a text which fits no longer does.
+    """Returns lengths to plan with: `growth` x the ids, at most `longest` for a text that fits.
 
     Args:
-      longest: ids that the longest row holds.
+      longest: ids in the longest row.
     """
     grown_N = np.ceil(length_N * growth).astype(np.int64)
     return np.maximum(length_N, np.minimum(grown_N, longest))

@@ -1,4 +1,4 @@
-"""Text in, ids out, and back: SentencePiece pieces that source and target share, or Marian's two models."""
+"""Tokenizers: a SentencePiece model shared by source and target, or the two models of Marian."""
 
 import hashlib
 import io
@@ -15,33 +15,36 @@ from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 
-# SentencePiece writes a space as U+2581, so one in the text would come back as a space. It is escaped with a
-# private-use character, which in turn escapes itself.
+# SentencePiece replaces a space with U+2581, so a U+2581 in the text would be decoded as a space.
+# It is escaped with a private-use character, which also escapes itself.
 SPACE_MARK, ESCAPE = "\u2581", "\uf8ff"
-# The result of training depends on how many threads share it, so their number belongs to the recipe.
+# The trained model depends on the number of threads, so the number is fixed.
 TRAINING_THREADS = 2
 
 
 def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str) -> None:
-    """Writes the model file of `trained` at `path`, whole or not at all."""
+    """Writes the model file of `trained` at `path`, atomically."""
     write_whole(path, trained(sentences, vocab_size=vocab_size, kind=kind))
 
 
 def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
-    """The model file of a tokenizer trained on `sentences`, the same each time. Section 5.1.
+    """Returns the model file of a tokenizer trained on `sentences`. Section 5.1.
+
+    Training is deterministic.
 
     Args:
-      vocab_size: pieces, with the 4 special tokens and 256 bytes; a digit is always a piece of its own, so that
-        numbers are copied and not memorised.
+      vocab_size: number of pieces, including 4 special tokens and 256 bytes. A digit is always its
+        own piece, so that numbers are copied and not memorised.
       kind: 'unigram' or 'bpe'.
 
     Raises:
-      InputError: the sentences cannot fill `vocab_size` pieces, or there are none; or a kind that is not trained.
+      InputError: there are no sentences, they have too few pieces for `vocab_size`, or `kind` is
+        one that is only imported.
     """
     if kind not in ("unigram", "bpe"):
         raise InputError(
-            f"config.data.tokenizer: {kind!r} comes with a model (flaxformer-lite import) and is not trained; use "
-            "'unigram' or 'bpe'."
+            f"config.data.tokenizer: {kind!r} comes with a model (flaxformer-lite import) and is "
+            "not trained; use 'unigram' or 'bpe'."
         )
     texts = [escape(text) for text in sentences]
     if not any(texts):
@@ -75,10 +78,12 @@ def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
 
 
 def pad_rows(rows: list[np.ndarray], length: int, *, end: bool = True) -> np.ndarray:
-    """int32 (len(rows), length): each row's ids, the end symbol, and padding; an empty array stays all padding.
+    """Returns int32 (len(rows), length): each row's ids, the end symbol, and padding.
+
+    An empty row becomes all padding.
 
     Args:
-      end: False leaves out the end symbol, as for the beginning of a text.
+      end: whether to add the end symbol; False for the prefix of a text.
     """
     padded = np.full((len(rows), length), PAD, np.int32)
     for row, ids in zip(padded, rows, strict=True):
@@ -89,42 +94,42 @@ def pad_rows(rows: list[np.ndarray], length: int, *, end: bool = True) -> np.nda
 
 
 def cut_at_end(row: np.ndarray) -> np.ndarray:
-    """The ids of `row` before its first end symbol or padding."""
+    """Returns the ids of `row` before its first end symbol or padding."""
     ends = np.flatnonzero((row == EOS) | (row == PAD))
     return row[: ends[0]] if len(ends) else row
 
 
 def escape(text: str) -> str:
-    """`text` without U+2581."""
+    """Returns `text` with U+2581 escaped."""
     return text.replace(ESCAPE, ESCAPE + "0").replace(SPACE_MARK, ESCAPE + "1")
 
 
 def unescape(text: str) -> str:
-    """The inverse of `escape`."""
+    """Returns the inverse of `escape`."""
     return text.replace(ESCAPE + "1", SPACE_MARK).replace(ESCAPE + "0", ESCAPE)
 
 
 def load(path: Path) -> "Tokenizer | MarianTokenizer":
-    """The tokenizer in the file `path`; raises InputError if it holds none."""
+    """Returns the tokenizer in the file `path`; raises InputError if it contains none."""
     is_archive = path.is_file() and path.read_bytes()[:2] == b"PK"
     return MarianTokenizer(path) if is_archive else Tokenizer(path)
 
 
 def open_model(content: bytes) -> sentencepiece.SentencePieceProcessor:
-    """The SentencePiece model with these bytes; raises InputError if they are none."""
+    """Returns the SentencePiece model with these bytes; raises InputError if they are not one."""
     model = sentencepiece.SentencePieceProcessor()
     try:
-        model.LoadFromSerializedProto(content)  # the constructor takes an empty file for no file
+        model.LoadFromSerializedProto(content)  # the constructor ignores empty bytes
     except RuntimeError as error:
         raise InputError(str(error)) from error
     return model
 
 
 class Tokenizer:
-    """A trained model: text to ids and back. Ids hold no start or end symbol. Both sides have the same pieces."""
+    """A trained model for both sides. Encoded ids have no start or end symbol."""
 
     def __init__(self, path: Path):
-        """Raises InputError if `path` is no SentencePiece model."""
+        """Raises InputError if `path` is not a SentencePiece model."""
         try:
             model = path.read_bytes()
             self._pieces = open_model(model)
@@ -135,16 +140,21 @@ class Tokenizer:
         self.fingerprint: str = hashlib.sha256(model).hexdigest()
 
     def made_by(self, side: str) -> str:
-        """What the ids of a text depend on."""
+        """Returns a string that identifies the mapping from a text to its ids."""
         return self.fingerprint
 
-    def encode(self, texts: Sequence[str], *, side: str = "source", threads: int | None = None) -> list[np.ndarray]:
-        """One int32 array of ids a text; `threads` share the work, None: as many as there are cores."""
+    def encode(
+        self, texts: Sequence[str], *, side: str = "source", threads: int | None = None
+    ) -> list[np.ndarray]:
+        """Returns an int32 array of ids for each text; `threads` None: one a core."""
         options = {} if threads is None else {"num_threads": threads}
-        return [np.asarray(ids, np.int32) for ids in self._pieces.encode([escape(text) for text in texts], **options)]
+        return [
+            np.asarray(ids, np.int32)
+            for ids in self._pieces.encode([escape(text) for text in texts], **options)
+        ]
 
     def vocabulary_of(self, side: str) -> list[str]:
-        """The piece of each id as SentencePiece writes it."""
+        """Returns the piece of each id in SentencePiece's notation."""
         return [self._pieces.id_to_piece(i) for i in range(self.vocab_size)]
 
     @property
@@ -153,43 +163,56 @@ class Tokenizer:
         return {"tokenizer.model": self._pieces.serialized_model_proto()}
 
     def table(self) -> tuple[dict[str, tuple[int, float]], list[int]]:
-        """The id and the score of each piece that texts are cut into, and the ids of the 256 bytes."""
-        special = (self._pieces.is_control, self._pieces.is_unknown, self._pieces.is_unused, self._pieces.is_byte)
-        ids = [i for i in range(self.vocab_size) if not any(is_special(i) for is_special in special)]
+        """Returns {piece: (id, score)} of all pieces of text, and the ids of the 256 bytes."""
+        special = (
+            self._pieces.is_control,
+            self._pieces.is_unknown,
+            self._pieces.is_unused,
+            self._pieces.is_byte,
+        )
+        ids = [
+            i for i in range(self.vocab_size) if not any(is_special(i) for is_special in special)
+        ]
         pieces = {self._pieces.id_to_piece(i): (i, self._pieces.get_score(i)) for i in ids}
         return pieces, [self._pieces.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)]
 
     def pieces(self, ids: Iterable[int], *, side: str = "source") -> list[str]:
-        """The text of each id by itself, with its spaces; a special symbol by its name, such as '<s>'."""
+        """Returns the text of each id with its spaces; a special symbol by name, such as '<s>'."""
         return [unescape(self._pieces.id_to_piece(int(i)).replace(SPACE_MARK, " ")) for i in ids]
 
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
-        """The texts of rows of ids, each read up to its first end symbol or padding."""
+        """Returns the texts of rows of ids, each up to its first end symbol or padding."""
         return [unescape(self._pieces.decode(cut_at_end(np.asarray(row)).tolist())) for row in rows]
 
 
 class MarianTokenizer:
-    """Two SentencePiece models, and a vocabulary that numbers their pieces, as a Marian model on Hugging Face has them.
+    """The two SentencePiece models and the vocabulary of a Marian model on Hugging Face.
 
-    The file is a ZIP archive, which `pack` makes: the models and vocabularies as they came, and what is special. Our
-    ids are theirs in another order, PAD, BOS, EOS and UNK first; a model that begins with its padding gets a BOS of its
-    own, so that one id does not mean two things. Texts are normalised as the models do it, so that they need not come
-    back as they were.
+    The file is a ZIP archive, made by `pack`, of the original models and vocabularies and the names
+    of the special pieces. Our ids are Marian's ids in another order: PAD, BOS, EOS and UNK first. A
+    model that starts decoding with its padding gets a separate BOS, so that no id has two meanings.
+    The models normalise texts, so decoding need not return the encoded text.
     """
 
     SIDES = ("source", "target")
 
     def __init__(self, path: Path):
-        """Raises InputError if `path` is not what `pack` writes."""
+        """Raises InputError if `path` is not an archive of `pack`."""
         try:
             self.content = path.read_bytes()
             with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
-                self.files: dict[str, bytes] = {name: archive.read(name) for name in archive.namelist()}
+                self.files: dict[str, bytes] = {
+                    name: archive.read(name) for name in archive.namelist()
+                }
             self.special: dict[str, str] = json.loads(self.files["special.json"])
             self._models = {side: open_model(self.files[f"{side}.spm"]) for side in self.SIDES}
-            self.vocabulary = {side: json.loads(self.files[self._vocabulary_file(side)]) for side in self.SIDES}
+            self.vocabulary = {
+                side: json.loads(self.files[self._vocabulary_file(side)]) for side in self.SIDES
+            }
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path}: expected the tokenizer of a Marian model, got {error}") from error
+            raise InputError(
+                f"{path}: expected the tokenizer of a Marian model, got {error}"
+            ) from error
         self.fingerprint: str = hashlib.sha256(self.content).hexdigest()
         self.theirs = {side: their_ids(self.vocabulary[side], self.special) for side in self.SIDES}
         self.vocab_size: int = max(map(len, self.theirs.values()))
@@ -206,35 +229,39 @@ class MarianTokenizer:
 
     @staticmethod
     def pack(path: Path, files: Mapping[str, bytes], special: Mapping[str, str]) -> None:
-        """Writes the archive, whole or not at all.
+        """Writes the archive, atomically.
 
         Args:
-          files: 'source.spm', 'target.spm', 'vocab.json', and 'target_vocab.json' where the sides' are different.
-          special: the pieces that are the 'pad', 'start', 'eos' and 'unk' of the model.
+          files: 'source.spm', 'target.spm', 'vocab.json', and 'target_vocab.json' if the sides have
+            different vocabularies.
+          special: the pieces for 'pad', 'start', 'eos' and 'unk'.
         """
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, data in {**files, "special.json": json.dumps(special).encode()}.items():
-                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)  # with no time: the same each time
+                # without a time, so that the same files give the same bytes
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
         write_whole(path, content.getvalue())
 
     def made_by(self, side: str) -> str:
-        """What the ids of a text depend on."""
+        """Returns a string that identifies the mapping from a text to its ids."""
         return f"{self.fingerprint} {side}"
 
-    def encode(self, texts: Sequence[str], *, side: str = "source", threads: int | None = None) -> list[np.ndarray]:
-        """One int32 array of ids a text; a piece without a number is UNK.
+    def encode(
+        self, texts: Sequence[str], *, side: str = "source", threads: int | None = None
+    ) -> list[np.ndarray]:
+        """Returns an int32 array of ids for each text; a piece outside the vocabulary is UNK.
 
-        A text may begin with a code such as '>>deu<<', which tells a model of several languages which one to write.
+        A text may start with a code such as '>>deu<<', the target language of a multilingual model.
         """
         options, number = {} if threads is None else {"num_threads": threads}, self._id[side]
-        parted = [_language_code(text) for text in texts]
-        rows = self._models[side].encode([text for _, text in parted], out_type=str, **options)
-        rows = [[*codes, *row] for (codes, _), row in zip(parted, rows, strict=True)]
+        coded = [_language_code(text) for text in texts]
+        rows = self._models[side].encode([text for _, text in coded], out_type=str, **options)
+        rows = [[*codes, *row] for (codes, _), row in zip(coded, rows, strict=True)]
         return [np.asarray([number.get(piece, UNK) for piece in row], np.int32) for row in rows]
 
     def vocabulary_of(self, side: str) -> list[str]:
-        """The piece of each id as SentencePiece writes it."""
+        """Returns the piece of each id in SentencePiece's notation."""
         return self._piece[side]
 
     @property
@@ -243,38 +270,50 @@ class MarianTokenizer:
         return {f"{side}.spm": self.files[f"{side}.spm"] for side in self.SIDES}
 
     def table(self) -> tuple[dict[str, tuple[int, float]], list[int]]:
-        """Raises InputError: what draws its ways to cut a text knows one model, which has a piece for each byte."""
-        raise InputError("config.data.subword_sampling: an imported tokenizer cuts a text in one way; set it to 0.")
+        """Raises InputError: subword sampling needs one model with a piece for each byte."""
+        raise InputError(
+            "config.data.subword_sampling: an imported tokenizer cuts a text in one way; set it "
+            "to 0."
+        )
 
     def pieces(self, ids: Iterable[int], *, side: str = "source") -> list[str]:
-        """The text of each id by itself, with its spaces; a special symbol by its name, such as '<s>'."""
+        """Returns the text of each id with its spaces; a special symbol by name, such as '<s>'."""
         return [self._piece[side][int(i)].replace(SPACE_MARK, " ") for i in ids]
 
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
-        """The texts of rows of target ids, each read up to its first end symbol or padding."""
-        pieces = [[self._piece["target"][int(i)] for i in cut_at_end(np.asarray(row))] for row in rows]
-        return [self._models["target"].decode_pieces(row).replace(SPACE_MARK, " ").strip() for row in pieces]
+        """Returns the texts of rows of target ids, each up to its first end symbol or padding."""
+        pieces = [
+            [self._piece["target"][int(i)] for i in cut_at_end(np.asarray(row))] for row in rows
+        ]
+        return [
+            self._models["target"].decode_pieces(row).replace(SPACE_MARK, " ").strip()
+            for row in pieces
+        ]
 
 
 def their_ids(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> list[int]:
-    """For each of our ids the id that a Marian model has for it: PAD, BOS, EOS, UNK, and then in its own order.
+    """Returns the Marian id for each of our ids: PAD, BOS, EOS, UNK, then the rest in its order.
 
-    BOS is the piece that its decoder starts with, which may be its PAD or EOS as well.
+    BOS is the start piece of the decoder, which may also be its PAD or EOS.
     """
-    start = special["start"] if special["start"] in vocabulary else special["pad"]  # no source begins with it
+    start = special["start"] if special["start"] in vocabulary else special["pad"]
     first = [vocabulary[piece] for piece in (special["pad"], start, special["eos"], special["unk"])]
     return first + sorted(set(vocabulary.values()) - set(first))
 
 
 def start_piece(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> str:
-    """What BOS is called: as the model calls it, or by a name that no other piece has."""
-    if special["start"] in vocabulary and special["start"] not in (special["pad"], special["eos"], special["unk"]):
+    """Returns the name of BOS: the model's own, or an unused one if it is also another symbol."""
+    if special["start"] in vocabulary and special["start"] not in (
+        special["pad"],
+        special["eos"],
+        special["unk"],
+    ):
         return special["start"]
     names = itertools.chain(["<s>"], (f"<start {number}>" for number in itertools.count()))
     return next(name for name in names if name not in vocabulary)
 
 
 def _language_code(text: str) -> tuple[list[str], str]:
-    """The codes that `text` begins with, one or none, and the rest."""
+    """Returns the code at the start of `text` as a list of 0 or 1, and the rest of the text."""
     end = text.find("<<") if text.startswith(">>") else -1
     return ([], text) if end < 0 else ([text[: end + 2]], text[end + 2 :])

@@ -1,0 +1,130 @@
+"""Prepares TFDS datasets once, for any number of processes at the same time, and opens them."""
+
+import contextlib
+import io
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+
+from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.storage import check_bucket, fetch, in_bucket, locked, on_disk, place
+
+REPORT = "faults.txt"  # lists the malformed lines that were dropped; next to the data
+
+
+def data_root() -> Path:
+    """Returns the folder of all datasets on this disk.
+
+    This is `TFDS_DATA_DIR`, or the folder of its local copies if it is in a bucket: examples are
+    read at random from memory-mapped files, which a bucket does not support.
+    """
+    return on_disk(place(tfds.core.constants.DATA_DIR), "data").expanduser()
+
+
+def open_prepared(name: str) -> tfds.core.DatasetBuilder:
+    """Returns the builder of a registered TFDS dataset; fetches it first if it is in a bucket.
+
+    Raises:
+      InputError: the bucket cannot be read, or as `tfds.builder`.
+    """
+    root = place(tfds.core.constants.DATA_DIR)
+    if not in_bucket(root):
+        return tfds.builder(name)
+    check_bucket(root)
+    dataset, how = tfds.core.naming.parse_builder_name_kwargs(name)
+    folder = "/".join(
+        [str(dataset), *(how[part] for part in ("config", "version") if how.get(part))]
+    )
+    if not (root / folder).is_dir():
+        raise InputError(f"nothing is in {root / folder}")
+    below = sorted(entry.name for entry in (root / folder).iterdir())
+    configs = [
+        name for name in below if not (name.startswith(".") or tfds.core.Version.is_valid(name))
+    ]
+    if "config" not in how and configs:  # one config may be as large as all others together
+        raise InputError(
+            f"{root} has {', '.join(configs)} of it; name one, as in {dataset}/{configs[0]}"
+        )
+    fetch(root / folder, data_root() / folder)
+    return tfds.builder(name, data_dir=data_root())
+
+
+def prepare(builder: tfds.core.DatasetBuilder) -> None:
+    """Writes the dataset under its TFDS folder, once even if many processes call this together.
+
+    Prints to standard error, at each call, the number of malformed examples that were dropped from
+    custom text.
+
+    Raises:
+      InputError: the folder cannot be written, or contains something else.
+    """
+    if not _is_prepared(builder):
+        try:
+            with dataset_lock(builder):
+                if not _is_prepared(builder):  # no other process did it while this one waited
+                    _remove_leftovers(builder)
+                    generate(builder)
+        except OSError as error:
+            raise InputError(
+                f"Cannot write the dataset {builder.info.full_name} to {root_of(builder)} "
+                f"({error.strerror or error}); "
+                "set TFDS_DATA_DIR or `data_dir` to a writable folder."
+            ) from error
+    if not _is_prepared(builder):  # TFDS leaves an existing folder as it is
+        raise InputError(
+            f"Expected a dataset in {builder.data_dir}, got no dataset_info.json there; remove "
+            "the folder."
+        )
+    # another process may have written it since `builder` was made
+    builder.info.read_from_directory(builder.data_path)
+    for line in _dropped(builder):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _dropped(builder: tfds.core.DatasetBuilder) -> list[str]:
+    """Returns a line for each split with dropped examples, from the end of the report."""
+    report = Path(builder.data_dir) / REPORT
+    if not report.exists():
+        return []
+    with report.open("rb") as file:
+        file.seek(max(0, report.stat().st_size - 4096))  # the counts are the last lines
+        counts = file.read().decode(errors="replace").splitlines()[-len(builder.info.splits) :]
+    kind = builder.info.config_name.rpartition("-")[0]
+    return [f"{kind}, {line}; left out, see {report}" for line in counts if ": 0 of " not in line]
+
+
+def _is_prepared(builder: tfds.core.DatasetBuilder) -> bool:
+    return (builder.data_path / "dataset_info.json").exists()
+
+
+def root_of(builder: tfds.core.DatasetBuilder) -> Path:
+    """Returns the folder of all datasets, which contains `builder`'s dataset/config/version."""
+    return Path(builder.data_dir).parents[builder.info.full_name.count("/")]
+
+
+@contextlib.contextmanager
+def dataset_lock(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
+    """Holds the lock file of the dataset."""
+    root_of(builder).mkdir(parents=True, exist_ok=True)
+    with locked(root_of(builder) / f".{builder.info.full_name.replace('/', '.')}.lock"):
+        yield
+
+
+def _remove_leftovers(builder: tfds.core.DatasetBuilder) -> None:
+    """Removes the folder of a killed preparation; the lock excludes that one is still running."""
+    target = Path(builder.data_dir)
+    for folder in target.parent.glob(f"incomplete.*_{target.name}"):
+        shutil.rmtree(folder)
+
+
+def generate(builder: tfds.core.DatasetBuilder) -> None:
+    """Generates the dataset: TFDS writes to a temporary folder and renames it; muted."""
+    tfds.disable_progress_bar()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            builder.download_and_prepare()
+    finally:
+        tfds.enable_progress_bar()

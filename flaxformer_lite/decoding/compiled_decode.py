@@ -1,0 +1,104 @@
+"""The function that decodes one batch, compiled for each shape of a batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from flaxformer_lite.decoding import methods
+from flaxformer_lite.decoding.masked import decode_masked
+from flaxformer_lite.decoding.task import continuation, translation, with_whole_rows
+from flaxformer_lite.fields import DecodeConfig
+from flaxformer_lite.model.devices import compiled_for
+
+Shardings = tuple[NamedSharding, NamedSharding, NamedSharding]
+CompileWith = Callable[[Callable], Callable]
+
+
+class CompiledDecode:
+    """Compiles `decode(params, *batch)` of one model, once for each shape of a batch.
+
+    A batch is arrays of ids (rows, length), and the number of each row, (rows,):
+    [inputs, numbers] or [inputs, numbers, prefixes].
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: DecodeConfig,
+        *,
+        sharding: Shardings | None,
+        compile_with: CompileWith,
+    ):
+        """See `Decoder` for the arguments."""
+        self._model, self._config, self._compile_with = model, config, compile_with
+        self._batch_sharding, self._logits_sharding, self._output_sharding = sharding or [None] * 3
+        self._compiled: dict[tuple, Callable] = {}
+
+    def __call__(self, params: dict, batch: list[jax.Array], n: int | None) -> Callable:
+        """Returns the compiled function for arrays, or abstract arrays, of these shapes.
+
+        Its output is the ids of each row, (rows, length); with `n`, the n best ids,
+        (rows, n, length), and their scores, (rows, n).
+        """
+        independent = self._devices_are_independent(params)
+        key = (independent, n, *(array.shape for array in batch))
+        if key not in self._compiled:
+            decode = self._decode_function(batch, n, None if independent else self._logits_sharding)
+            if self._batch_sharding is not None:
+                (rows, *_), mesh = self._batch_sharding.spec, self._batch_sharding.mesh
+                decode = compiled_for(decode, mesh, rows if isinstance(rows, tuple) else (rows,))
+            if independent:
+                jitted = jax.jit(self._on_each_device(decode, batch))
+            else:
+                jitted = jax.jit(decode, out_shardings=self._output_sharding)
+            self._compiled[key] = self._compile_with(lambda: jitted.lower(params, *batch).compile())
+        return self._compiled[key]
+
+    def _decode_function(
+        self, batch: list[jax.Array], n: int | None, logits_sharding: NamedSharding | None
+    ) -> Callable:
+        """Returns `decode(params, *batch)` for batches of this shape."""
+        model, config = self._model, self._config
+        longest = max(array.shape[1] for array in batch if array.ndim == 2)
+        most = min(longest + config.max_extra_length, model.config.max_length)
+        if config.method == "mask_predict":
+            return lambda params, source_BS, row_B: decode_masked(
+                model, config, params, source_BS, max_length=most
+            )
+        # Most outputs are not longer than their inputs.
+        capacities = (longest, most) if longest < most else (most,)
+        translates = model.config.architecture == "encoder_decoder"
+        make_task = translation if translates else continuation
+
+        def decode(params: dict, *batch: jax.Array) -> Any:
+            task = make_task(model, config, params, *batch)
+            if config.method == "sample":
+                task = with_whole_rows(task, logits_sharding)
+            if n is None:
+                return methods.decode(task, config, capacities=capacities)
+            return methods.beam_search(task, config, n_best=n, capacities=capacities)
+
+        return decode
+
+    def _devices_are_independent(self, params: dict) -> bool:
+        """Whether every device holds the whole model, and so decodes its rows by itself.
+
+        Otherwise the compiler splits each step, and after each step the devices communicate whether
+        there is another one.
+        """
+        arrays = [
+            x for x in jax.tree.leaves(params) if isinstance(x, jax.Array | jax.ShapeDtypeStruct)
+        ]
+        return self._batch_sharding is not None and all(
+            x.sharding.is_fully_replicated for x in arrays
+        )
+
+    def _on_each_device(self, decode: Callable, batch: list[jax.Array]) -> Callable:
+        """Returns `decode` as a function that each device runs on its own rows."""
+        mesh, rows = self._batch_sharding.mesh, self._batch_sharding.spec
+        specs = {"in_specs": (PartitionSpec(), *[rows] * len(batch)), "out_specs": rows}
+        # check_vma would require that the initial values of loops differ between devices.
+        return jax.shard_map(decode, mesh=mesh, **specs, check_vma=False)

@@ -1,0 +1,207 @@
+"""The evaluator: loss, accuracy and the scores of each architecture, for parameters on a split.
+
+Translations are compared with references. A language model's bits are counted per byte of text. A
+classifier's predictions are counted in a confusion matrix.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from flaxformer_lite import scoring
+from flaxformer_lite.config import Config
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches.loader import stream
+from flaxformer_lite.data.pipeline import Split
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.decoding.decoder import Decoder
+from flaxformer_lite.model import parameters
+from flaxformer_lite.model.ensemble import Ensemble
+from flaxformer_lite.training import ensemble_step, meshes, metrics, parallel, run_report, step
+
+SAMPLES = 8  # texts that a language model generates at an evaluation
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The result of evaluating a model on a split."""
+
+    values: dict[str, float]
+    samples: str = ""  # generated texts, for a person to read
+    note: str = ""  # sacreBLEU's signatures, or a classifier's confusion matrix
+    hypotheses: Sequence[str] = ()  # the scored translations
+    scores: scoring.Scores | None = None  # of the hypotheses
+    too_long: int = 0  # sources that exceed the model's length; their translations are empty
+
+
+def by_kind(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]], kinds: Sequence[str]
+) -> dict[str, float]:
+    """Returns the exact match of each kind of phrase, as 'exact_match/<kind>'."""
+    hit, kind = scoring.exact_matches(hypotheses, references), np.array(kinds)
+    return {f"exact_match/{name}": float(hit[kind == name].mean()) for name in sorted(set(kinds))}
+
+
+class Evaluator:
+    """Evaluates parameters on splits; compiles once for each batch shape."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        mode: parallel.MeshMode | parallel.PmapMode,
+        tokenizer: Tokenizer,
+        *,
+        label_names: Sequence[str] | None = None,
+        compile_with: Callable[[Callable], Callable] = lambda compile: compile(),
+        between_batches: Callable[[], None] = lambda: None,
+    ):
+        """
+        Args:
+          label_names: the names of a classifier's classes.
+          compile_with: runs a compilation, so that a caller can run it elsewhere and wait.
+          between_batches: is called after each batch; its exceptions end the evaluation.
+        """
+        self._config, self._mode, self._tokenizer = config, mode, tokenizer
+        self._label_names = label_names
+        self._compile_with, self._between_batches = compile_with, between_batches
+        self._param_shapes = parameters.shapes(model)
+        options = {"model": model, "axis_name": mode.axis_name}
+        decodes = config.model.architecture != "encoder_classifier"
+        is_ensemble = isinstance(model, Ensemble) and decodes
+        eval_step = ensemble_step.eval_step if is_ensemble else step.eval_step
+        self._steps = {
+            "eval": functools.partial(eval_step, row_shards=mode.row_shards, **options),
+            "confusion": functools.partial(step.confusion_step, **options),
+        }
+        self._compiled: dict[tuple[str, tuple[int, int]], Callable] = {}
+        if config.model.architecture != "encoder_classifier":
+            self._decoder = Decoder(
+                model,
+                config.decode,
+                rows_multiple=mode.mesh.size,
+                sharding=parallel.decoding_shardings(mode.mesh),
+                compile_with=compile_with,
+            )
+
+    def evaluate(
+        self,
+        params: dict,
+        whole_params: dict,
+        split: Split,
+        *,
+        decode: int | None = None,
+        references: Sequence[Sequence[str]] | None = None,
+        bootstrap: int = 0,
+        seed: int = scoring.SEED,
+    ) -> Evaluation:
+        """Evaluates parameters on a split.
+
+        Args:
+          params: the parameters, sharded or replicated as the mode requires.
+          whole_params: the same parameters, whole on each device.
+          decode: the number of examples to decode, from the first; None: all.
+          references: the references of translations, each with a text for every example; None: the
+            targets of the split.
+          bootstrap: the number of resamples for confidence intervals of the scores; 0: no
+            intervals.
+          seed: the seed of resampling.
+        """
+        sums = self._sum_over(split, params, "eval")
+        values = metrics.divide(sums)
+        architecture = self._config.model.architecture
+        if architecture == "encoder_classifier":
+            table = self._confusion(params, split) if decode is None else ""
+            return Evaluation(values, samples=table, note=table)
+        values = metrics.with_perplexity(values)
+        if architecture == "decoder_lm":
+            values["bits_per_byte"] = float(sums["loss"][0]) / math.log(2) / split.text_bytes
+            samples = "\n".join(self._generate(whole_params)) if decode != 0 else ""
+            return Evaluation(values, samples=samples)
+        count = len(split.texts) if decode is None else min(decode, len(split.texts))
+        if not count:
+            return Evaluation(values)
+        hypotheses = self._translate(whole_params, split.tokens.source[:count])
+        references = [texts[:count] for texts in references or [split.texts.target]]
+        scores = self._score(hypotheses, references, bootstrap=bootstrap, seed=seed)
+        if decode is None and split.texts.kind is not None:
+            values |= scores.values | by_kind(hypotheses, references, split.texts.kind)
+        else:
+            values |= scores.values
+        too_long = sum(not self._fits(ids) for ids in split.tokens.source[:count])
+        notes = (
+            run_report.signatures(scores),
+            run_report.untranslated(too_long, count, self._decoder.max_length),
+        )
+        return Evaluation(
+            values,
+            samples=run_report.translations(split.texts, hypotheses),
+            note="\n".join(filter(None, notes)),
+            hypotheses=hypotheses,
+            scores=scores,
+            too_long=too_long,
+        )
+
+    def _confusion(self, params: dict, split: Split) -> str:
+        """Returns the confusion matrix of a classifier, as a table."""
+        counts_CC = self._sum_over(split, params, "confusion")
+        return run_report.confusion(np.asarray(counts_CC), self._label_names)
+
+    def _score(
+        self,
+        hypotheses: Sequence[str],
+        references: Sequence[Sequence[str]],
+        *,
+        bootstrap: int,
+        seed: int,
+    ) -> scoring.Scores:
+        tokenized = self._config.data.pretokenized
+        if not bootstrap:
+            return scoring.score(hypotheses, references, tokenized=tokenized)
+        options = {"bootstrap": bootstrap, "seed": seed, "tokenized": tokenized}
+        return scoring.resample([hypotheses], references, **options)[0]
+
+    def _sum_over(self, split: Split, params: dict, name: str) -> metrics.Sums | jax.Array:
+        """Returns the sum of the results of the step `name` over all batches of `split`."""
+        sums = None
+        batches = pipeline.batches(split, part=meshes.rows_of_process(self._mode.mesh))
+        for number, batch in enumerate(stream(batches, self._mode.put_batch)):
+            run_step = self._compiled_step(name, split.plan.shape(number))
+            sums = metrics.add(sums, self._mode.read(run_step(params, batch)))
+            self._between_batches()
+        return sums
+
+    def _compiled_step(self, name: str, shape: tuple[int, int]) -> Callable:
+        if (name, shape) not in self._compiled:
+            struct = batch_shapes.struct(self._config, *shape)
+            options = self._steps[name], self._param_shapes, struct
+            self._compiled[name, shape] = self._compile_with(
+                functools.partial(self._mode.compile, *options, donate=False)
+            )
+        return self._compiled[name, shape]
+
+    def _translate(self, params: dict, sources: Sequence[np.ndarray]) -> list[str]:
+        """Returns the translation of each source; empty if the source is too long."""
+        return self._decode(params, [ids if self._fits(ids) else ids[:0] for ids in sources])
+
+    def _fits(self, ids: np.ndarray) -> bool:
+        return len(ids) < self._decoder.max_length  # 1 position is for the end symbol
+
+    def _generate(self, params: dict) -> list[str]:
+        """Returns texts that the language model generates from an empty prompt.
+
+        A single one, unless the method samples: all others would be the same.
+        """
+        count = SAMPLES if self._config.decode.method == "sample" else 1
+        return self._decode(params, [np.empty(0, np.int32)] * count)
+
+    def _decode(self, params: dict, inputs: Sequence[np.ndarray]) -> list[str]:
+        """Returns the decoded texts; `params` are whole on each device."""
+        rows = self._decoder(params, inputs, between_batches=self._between_batches)
+        return self._tokenizer.decode(rows)

@@ -1,0 +1,110 @@
+"""Which parameters of a run are used: of the best checkpoint or an average, raw or as an EMA."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable
+
+from flaxformer_lite.config import Config, parse_average
+from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.training import checkpoint
+from flaxformer_lite.training.checkpoint import Checkpoints
+
+# The kinds of parameters, and the part of a checkpoint that contains each.
+PARTS = {"raw": "params", "ema": "ema"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Identifies the parameters of a run."""
+
+    steps: tuple[int, ...]  # of the checkpoints that are averaged; usually 1
+    kind: str = "raw"  # or 'ema': the moving average that training keeps
+    average: str | None = None  # the requested average, such as 'last:5'
+    others: tuple[str, ...] = ()  # the other members of an ensemble: each run and its origin
+
+    @property
+    def step(self) -> int:
+        """The step that is logged with their scores."""
+        return self.steps[-1]
+
+    def __str__(self) -> str:
+        steps = ", ".join(map(str, self.steps))
+        words = f"average of steps {steps}" if len(self.steps) > 1 else f"step {steps}"
+        if self.kind != "raw":
+            words += f", moving average{'s' if len(self.steps) > 1 else ''}"
+        return f"{words}; together with {'; '.join(self.others)}" if self.others else words
+
+    @property
+    def remark(self) -> str | None:
+        """The value of `parameters` in the log; None for the raw parameters of a single step."""
+        return None if self == Origin(self.steps[-1:]) else str(self)
+
+    @property
+    def label(self) -> str:
+        """The part of a file name, such as 'step48-last5-ema'.
+
+        For an ensemble it ends with a digest of the other members.
+        """
+        parts = [f"step{self.step}"]
+        if self.average:
+            parts.append(self.average.replace(":", ""))
+        if self.kind != "raw":
+            parts.append(self.kind)
+        if self.others:
+            parts.append(f"ensemble{1 + len(self.others)}")
+            parts.append(hashlib.sha256("\n".join(self.others).encode()).hexdigest()[:8])
+        return "-".join(parts)
+
+
+def default_kind(config: Config) -> str:
+    """Returns the kind of parameters that training evaluates and commands use: 'raw' or 'ema'."""
+    return "raw" if config.train.ema_decay is None else "ema"
+
+
+def schedule(config: Config) -> Callable[[int], bool]:
+    """Returns a function of a step: whether the run schedules a checkpoint at it."""
+    train = config.train
+    every = {"eval_every": train.eval_every, "checkpoint_every": train.checkpoint_every}
+    return functools.partial(checkpoint.is_due, num_steps=train.num_steps, **every)
+
+
+def restore(
+    checkpoints: Checkpoints,
+    shapes: dict,
+    config: Config,
+    *,
+    average: str | None = None,
+    parameters: str | None = None,
+) -> tuple[dict, dict, Origin]:
+    """Returns the parameters that are the result of a run so far, their record and their origin.
+
+    Args:
+      shapes: the abstract parameters, with shardings.
+      average: 'last:5' or 'best:5' checkpoints, or 'none'; None: `train.average` of the run, or an
+        average of fewer checkpoints while there are fewer.
+      parameters: 'raw' or 'ema'; None: 'ema' if the run keeps a moving average.
+
+    Raises:
+      InputError: there are too few checkpoints, the run keeps no moving average, or a checkpoint is
+        damaged.
+    """
+    kind = parameters or default_kind(config)
+    if kind not in PARTS:
+        raise InputError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
+    if kind == "ema" and config.train.ema_decay is None:
+        raise InputError(
+            "parameters: this run keeps no moving average, its train.ema_decay is not set; use "
+            "'raw'."
+        )
+    or_fewer, part = average is None, PARTS[kind]
+    average = {None: config.train.average, "none": None}.get(average, average)
+    steps = []
+    if average is not None:
+        steps = checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)
+    if not steps:
+        steps, average = [checkpoints.best_step()], None
+    if steps == [0]:  # imported weights; their moving average equals them
+        part = "params"
+    parts, record = checkpoints.restore_average(steps, {part: shapes})
+    return parts[part], record, Origin(tuple(steps), kind, average)
