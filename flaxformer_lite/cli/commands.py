@@ -113,9 +113,8 @@ def evaluate(arguments: Sequence[str]) -> int:
     run = trained.load(request.workdir, **request.model)
     if request.decode and run.config.model.architecture != "encoder_decoder":
         raise InputError(
-            f"--{next(iter(request.decode))}: applies only to translations, and the model of "
-            "this run "
-            "makes none."
+            f"--{next(iter(request.decode))}: applies only to translations, and the model of this "
+            "run makes none."
         )
     if request.output and run.config.model.architecture != "encoder_decoder":
         raise InputError(

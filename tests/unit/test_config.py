@@ -400,7 +400,7 @@ def test_every_field_with_a_rule_exists(names):
         (
             dict(**MASKED, model__architecture="decoder_lm"),
             "model.decoder",
-            "encoder_decoder' only, whose encoder predicts the length",
+            "encoder_decoder', whose encoder predicts the length",
         ),
         (
             dict(**MASKED, model__position="none"),
