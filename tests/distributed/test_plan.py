@@ -188,6 +188,7 @@ def test_a_step_larger_than_the_device_does_not_fit_and_gets_advice():
     assert "more than 10.9 GB a device: does not fit: needs 96 GiB\n  To take less" in text
 
 
+@pytest.mark.slow
 def test_the_plan_is_of_the_longest_batch_shape_or_of_each():
     longest, shorter = plan.plan(runs.small_config(PLANNED), fake(1), every_shape=True)
     assert (longest.rows, longest.length) == (24, 64)
@@ -213,6 +214,7 @@ def config_flags() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_command_plans_for_more_devices_than_this_machine_has():
     changes = config_flags()
     # an accelerator without a description, so that a CPU compiler is used

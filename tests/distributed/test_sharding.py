@@ -219,6 +219,7 @@ def initial_params() -> dict:
     return jax.device_get(jax.jit(initial)().params)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("beams", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_decoding_with_split_parameters_generates_the_same_texts(beams, monkeypatch):

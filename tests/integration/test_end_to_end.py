@@ -317,6 +317,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "module", "options"), SHARED)
 def test_sharded_models_give_the_same_answers(run, module, options, request, quickly_compiled):
     workdir = request.getfixturevalue(run)

@@ -338,6 +338,7 @@ def test_a_finished_run_is_evaluated_again_with_another_average(finished_run, tm
     assert (workdir / "metrics.jsonl").read_text() == after
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_a_run_that_is_killed_before_its_new_evaluation_is_evaluated_at_the_next_start(
     finished_run, tmp_path, monkeypatch
@@ -466,6 +467,7 @@ def test_patience_counts_evaluations_since_the_best(scores, patience, stops):
     assert evaluations.early_stop(scores, patience) is stops
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_an_infinite_loss_is_an_error_with_advice_and_keeps_the_last_good_checkpoint(
     tmp_path, monkeypatch, capsys

@@ -117,6 +117,7 @@ print(min(new_pages) * resource.getpagesize())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_program_reuses_its_memory_on_one_device_and_on_two(devices):

@@ -22,6 +22,7 @@ def point(**changes):
     return Point(changes, resolve(config), str(changes))
 
 
+@pytest.mark.slow
 def test_valid_steps_pass_for_the_backends_of_any_machine():
     backends = [point(model__backend=name) for name in ("auto", "xla", "cudnn", "flash")]
     check.check_all(

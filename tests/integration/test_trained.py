@@ -165,6 +165,7 @@ def test_a_stream_raises_for_a_long_text_or_translates_its_chunks():
     assert len(parts) == 4 and whole[17] == "".join(translator(parts))
 
 
+@pytest.mark.slow
 def test_chunks_of_a_text_are_sampled_separately_and_only_the_first_has_the_prefix():
     translator = translator_of(**SAMPLED_TRANSLATIONS)
     answer = translate.LineTranslator(translator, long="split", prefix="KKKK")
@@ -240,6 +241,7 @@ def two_runs(architecture, **changes):
     }
 
 
+@pytest.mark.slow
 def test_an_ensemble_gives_the_same_texts_in_any_order_and_names_its_members():
     runs = two_runs("encoder_decoder")
     both, reversed_ = trained.together(runs), trained.together(dict(reversed(runs.items())))
@@ -255,6 +257,7 @@ def test_an_ensemble_gives_the_same_texts_in_any_order_and_names_its_members():
     assert len({run.fingerprint() for run in (both, reversed_, *runs.values())}) == 4
 
 
+@pytest.mark.slow
 def test_ensembles_of_classifiers_and_of_language_models_work():
     first, second, both = (
         classify.Classifier(run).probabilities(TEXTS)

@@ -284,6 +284,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose([s for _, s in row], [s for _, s in other], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sentence_gets_the_same_beams_in_any_batch():
     all_at_once = n_best(SOURCES, 3)
     assert [len(row) for row in all_at_once] == [1 if len(ids) == 0 else 3 for ids in SOURCES]

@@ -152,6 +152,7 @@ def test_greedy_decoding_with_caches_follows_the_mean_of_full_forwards(architect
         assert ids.tolist() == [token for token in so_far if token != EOS]
 
 
+@pytest.mark.slow
 def test_beam_search_scores_texts_by_the_mean_probability_of_each_token():
     members = members_of("encoder_decoder", FIRST, SECOND)
     model, params = ensemble_of(members)

@@ -360,6 +360,7 @@ def test_a_decoder_finds_the_texts_of_full_forward_passes_for_each_candidate(pos
     assert len(set(ranks)) > 1 or position == "t5_bias"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batches",
     [{"rows": 16, "devices": 8}, pytest.param({"rows": 2}, marks=pytest.mark.slow)],

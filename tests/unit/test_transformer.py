@@ -259,6 +259,7 @@ def test_in_bfloat16_parameters_logits_and_softmax_stay_float32(tied):
     assert 0 < error < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "position",
     [
