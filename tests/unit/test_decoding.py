@@ -396,8 +396,13 @@ TASKS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "capacities",
+    [(1, 7), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3,), (1, 2, 7)))],
+    ids=str,
+)
 @pytest.mark.parametrize(("architecture", "method"), TASKS)
-def test_texts_do_not_depend_on_the_capacities_of_the_cache(architecture, method):
+def test_texts_do_not_depend_on_the_capacities_of_the_cache(architecture, method, capacities):
     config = dataclasses.replace(
         CONFIG, architecture=architecture, num_decoder_layers=1, attention_window=4
     )
@@ -413,7 +418,7 @@ def test_texts_do_not_depend_on_the_capacities_of_the_cache(architecture, method
         return jax.jit(lambda: decode_task(task, decode, capacities=capacities))().tolist()
 
     texts = decoded(MAX_LENGTH)
-    assert decoded(1, 7, MAX_LENGTH) == texts
+    assert decoded(*capacities, MAX_LENGTH) == texts
     assert max(sum(token != PAD for token in text) for text in texts) > 9
 
 
