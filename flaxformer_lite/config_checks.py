@@ -98,7 +98,7 @@ def check_method(model: ModelConfig, decode: DecodeConfig) -> None:
     """Raises InputError if the model does not support the decoding method or its options."""
     if model.decoder == "masked" and decode.method != "mask_predict":
         raise InputError(
-            f"config.decode.method: {decode.method!r} writes token by token, and a model with "
+            f"config.decode.method: {decode.method!r} generates token by token, and a model with "
             "model.decoder='masked' is not trained for that; use decode.method='mask_predict'."
         )
     if model.decoder != "masked" and decode.method == "mask_predict":

@@ -133,7 +133,7 @@ class LineTranslator:
             raise InputError(f"long: expected {' or '.join(LONG)}, got {long!r}.")
         if prefix is not None and self._run.config.decode.method == "mask_predict":
             raise InputError(
-                "--prefix: decode.method='mask_predict' writes all tokens at once; leave it out."
+                "--prefix: decode.method='mask_predict' predicts all tokens at once; leave it out."
             )
         if n_best and long == "split":
             raise InputError(

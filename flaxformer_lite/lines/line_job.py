@@ -186,7 +186,7 @@ class _ResumableFile(_Stream):
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(
                 f"--output={self._path}: {self._partial} is there, and {self._record.name}, "
-                f"which tells what it is of, cannot be read; {self._remedy}"
+                f"which records its source, cannot be read; {self._remedy}"
             ) from error
         return record
 

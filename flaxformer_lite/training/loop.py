@@ -214,7 +214,7 @@ class Trainer:
         self._read_metrics()
         self.save()
         self.run.checkpoints.wait()
-        resume = f"to go on: the same command with --workdir={self.run.paths.path}"
+        resume = f"to resume: the same command with --workdir={self.run.paths.path}"
         run_report.say(f"stopped after step {self.done} and saved; {resume}")
 
     def evaluate(self) -> None:

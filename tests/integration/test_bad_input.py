@@ -467,8 +467,8 @@ def test_the_partial_output_of_another_job_is_refused_and_not_changed(
         "translate", f"--workdir={finished_run}", "--input=in.txt", "--output=out.txt"
     )
     assert (
-        "--output=out.txt: out.txt.partial is there, and out.txt.partial.json, which tells what "
-        "it is of" in message
+        "--output=out.txt: out.txt.partial is there, and out.txt.partial.json, which records "
+        "its source" in message
     )
 
 
@@ -745,7 +745,7 @@ def test_malformed_lines_of_custom_text_are_refused_by_file_and_line(refused, tm
     flags = runs.flags({"data.dataset": "parallel_text", "data.train_files": "a.en,a.de", **splits})
     message = refused("train", *flags, "--workdir=run")
     assert message.startswith(
-        "error: train: 3 of 4 examples have a fault: 1 not UTF-8, 1 no text, 1 control character. "
+        "error: train: 3 of 4 examples are malformed: 1 not UTF-8, 1 no text, 1 control character. "
         "They are: "
     )
     for line in (

@@ -416,7 +416,7 @@ def test_malformed_lines_are_refused_without_a_trace_or_dropped_with_a_note_at_e
     builder, _ = builders.own_texts(own, tmp_path / "tfds")
     with pytest.raises(
         ValueError,
-        match=r"^train: 3 of 5 examples have a fault: 1 not UTF-8, 2 no text, 1 control ch",
+        match=r"^train: 3 of 5 examples are malformed: 1 not UTF-8, 2 no text, 1 control ch",
     ):
         preparation.prepare(builder)
     assert not [
@@ -434,7 +434,7 @@ def test_malformed_lines_are_refused_without_a_trace_or_dropped_with_a_note_at_e
         folder = folder or Path(builder.data_dir)
     assert builder.info.splits["train"].num_examples == 2
     out, err = capfd.readouterr()
-    counts = "train: 3 of 5 examples have a fault: 1 not UTF-8, 2 no text, 1 control character"
+    counts = "train: 3 of 5 examples are malformed: 1 not UTF-8, 2 no text, 1 control character"
     assert (out, err) == ("", 2 * f"parallel_text, {counts}; left out, see {folder}/faults.txt\n")
     assert (folder / "faults.txt").read_text().splitlines() == [
         "a.en:2\tno text\tempty",
@@ -442,7 +442,7 @@ def test_malformed_lines_are_refused_without_a_trace_or_dropped_with_a_note_at_e
         "a.en:3\tnot UTF-8\tbyte 0xff at byte 1",
         "a.en:4\tcontrol character\tU+0000 at character 5",
         counts,
-        "test: 0 of 1 examples have a fault",
+        "test: 0 of 1 examples are malformed",
     ]
 
 

@@ -632,7 +632,7 @@ def test_a_classifier_is_evaluated_on_custom_text_with_the_labels_of_its_trainin
     dataset = opened(**data, test_files=("f.jsonl",), faults="drop")
     assert dataset.part("test").read("test").source == ["bad"]
     assert (
-        "labelled_text, test: 1 of 2 examples have a fault: 1 unknown label"
+        "labelled_text, test: 1 of 2 examples are malformed: 1 unknown label"
         in capfd.readouterr().err
     )
 

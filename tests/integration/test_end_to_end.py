@@ -725,10 +725,12 @@ def test_a_masked_decoder_learns_resumes_and_translates(tmp_path):
     assert translator.run.config.decode.iterations == 2
     (written, empty) = translator(["3 days", ""])
     assert written and not empty
-    with pytest.raises(ValueError, match=r"^config\.decode\.method: 'beam' writes token by token"):
+    with pytest.raises(
+        ValueError, match=r"^config\.decode\.method: 'beam' generates token by token"
+    ):
         translate.load(tmp_path / "run", method="beam")
     with pytest.raises(
-        ValueError, match=r"^--prefix: decode\.method='mask_predict' writes all tokens at once"
+        ValueError, match=r"^--prefix: decode\.method='mask_predict' predicts all tokens at once"
     ):
         translate.LineTranslator(translator, prefix="3")
 

@@ -200,12 +200,12 @@ def test_partial_output_without_a_record_or_with_bytes_missing_is_refused(job):
     partial.write_text("mine")
     with pytest.raises(
         ValueError,
-        match=r"^--output=.*out.txt.partial is there, and out.txt.partial.json, which tells",
+        match=r"^--output=.*out.txt.partial is there, and out.txt.partial.json, which records",
     ):
         run(job)
     assert partial.read_text() == "mine"
     record.write_text("{}")
-    with pytest.raises(ValueError, match="which tells what it is of, cannot be read; correct it"):
+    with pytest.raises(ValueError, match="which records its source, cannot be read; correct it"):
         run(job)
     partial.unlink()
     stop_at(job, 40)

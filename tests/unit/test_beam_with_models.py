@@ -290,7 +290,8 @@ def test_a_sentence_gets_the_same_beams_in_any_batch():
     assert [len(row) for row in all_at_once] == [1 if len(ids) == 0 else 3 for ids in SOURCES]
     assert len({tuple(row[0][0]) for row in all_at_once}) > 5
     assert_same(n_best(SOURCES, 3, rows=2), all_at_once)
-    assert decoded(SOURCES) == [row[0][0] for row in all_at_once]
+    best = [row[0][0] for row in all_at_once]
+    assert decoded(SOURCES) == decoded(SOURCES, rows=2) == best
     assert all_at_once[3] == [([], 0.0)]
 
 
@@ -300,6 +301,14 @@ def test_eight_devices_find_the_texts_of_one_device():
     found = n_best(SOURCES, 3, prefixes)
     assert [row[0][0] for row in found] != decoded(SOURCES)
     assert_same(n_best(SOURCES, 3, prefixes, **devices), found)
+
+
+@pytest.mark.slow
+def test_eight_devices_decode_and_search_as_one_device_with_and_without_prefixes():
+    devices = {"rows": 16, "devices": 8}
+    prefixes = [np.full(i % 3, 5, np.int32) for i in range(len(SOURCES))]
+    assert decoded(SOURCES, prefixes, **devices) == decoded(SOURCES, prefixes) != decoded(SOURCES)
+    assert_same(n_best(SOURCES, 3, **devices), n_best(SOURCES, 3))
 
 
 def test_a_beam_of_one_without_a_penalty_decodes_greedily():

@@ -396,7 +396,7 @@ def test_every_field_with_a_rule_exists(names):
             "generates no text",
         ),
         (dict(data__num_buckets=3, data__packing=True), "data.num_buckets", "data.packing=False"),
-        (dict(model__decoder="masked"), "decode.method", "'greedy' writes token by token"),
+        (dict(model__decoder="masked"), "decode.method", "'greedy' generates token by token"),
         (
             dict(**MASKED, model__architecture="decoder_lm"),
             "model.decoder",

@@ -425,7 +425,7 @@ def test_options_that_mask_predict_does_not_support_are_refused():
     ):
         made.n_best(params, SOURCES, 2)
     with pytest.raises(
-        ValueError, match=r"^config\.decode\.method: 'greedy' writes token by token"
+        ValueError, match=r"^config\.decode\.method: 'greedy' generates token by token"
     ):
         Decoder(built()[0], DecodeConfig())
     with pytest.raises(

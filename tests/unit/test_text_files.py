@@ -174,7 +174,7 @@ def test_a_listing_names_each_of_100_faults_and_its_counts_add_up(tmp_path):
         sorts = ", ".join(f"{of_split[sort]} {sort}" for sort in SORTS if of_split[sort])
         assert (
             line
-            == f"{split}: {of_split.total()} of {found[split].examples} examples have a fault: "
+            == f"{split}: {of_split.total()} of {found[split].examples} examples are malformed: "
             f"{sorts}"
         )
 
@@ -228,7 +228,7 @@ def test_an_example_with_a_malformed_line_on_each_side_is_one_example_with_two_f
     found = CorpusCounts()
     found.add(good)
     found.add(bad)
-    assert found.counts() == "1 of 2 examples have a fault: 1 not UTF-8, 1 no text"
+    assert found.counts() == "1 of 2 examples are malformed: 1 not UTF-8, 1 no text"
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl"])

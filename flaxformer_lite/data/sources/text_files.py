@@ -260,9 +260,9 @@ class CorpusCounts:
             self._free -= sum(map(len, example.texts))
 
     def counts(self) -> str:
-        """Returns '13 of 1,300 examples have a fault: 9 not UTF-8, 5 no text'."""
+        """Returns '13 of 1,300 examples are malformed: 9 not UTF-8, 5 no text'."""
         sorts = ", ".join(f"{self.faults[sort]:,} {sort}" for sort in SORTS if self.faults[sort])
-        return f"{self.faulty:,} of {self.examples:,} examples have a fault{sorts and ': '}{sorts}"
+        return f"{self.faulty:,} of {self.examples:,} examples are malformed{sorts and ': '}{sorts}"
 
     def where(self) -> str:
         """Returns 'not UTF-8 at train.en:3 (byte 0xe9 at byte 5), train.en:29,41; no text at ...'.
