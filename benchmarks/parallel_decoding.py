@@ -19,7 +19,7 @@ from pathlib import Path
 from flaxformer_lite import config_files, scoring, translate
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.system import runtime
-from flaxformer_lite.training import progress
+from flaxformer_lite.training import run_report
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = {"causal": "default", "masked": "mask_predict"}
@@ -119,7 +119,7 @@ def main() -> None:
     print(
         f"{', '.join(path.name for path in workdirs.values())}; {len(source):,} validation phrases"
     )
-    print(progress.table(rows))
+    print(run_report.columns(rows))
     print(f"BLEU: {found[0].signatures['bleu']}")
 
 

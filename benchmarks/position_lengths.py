@@ -23,7 +23,7 @@ from flaxformer_lite.config import CHOICES
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.plotting import plots
 from flaxformer_lite.runs import workdir
-from flaxformer_lite.training import progress
+from flaxformer_lite.training import run_report
 
 ROOT = Path(__file__).parent.parent
 TRAINED_UP_TO, LONGEST = 15, 40  # tokens, the end symbol included
@@ -99,7 +99,7 @@ def table(results: dict[str, list[dict[int, dict[str, float]]]], metric: str, sc
             values = [scale * scores[high][metric] for scores in seeds]
             cells.append(f"{statistics.mean(values):.1f} ({min(values):.1f}-{max(values):.1f})")
         rows.append([scheme, *cells])
-    return progress.table(rows)
+    return run_report.columns(rows)
 
 
 def main() -> None:

@@ -13,14 +13,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from flaxformer_lite import scoring
+from flaxformer_lite import scoring, trained
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import batch_shapes
 from flaxformer_lite.data.batches.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
-from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.training import ensemble_step, meshes, metrics, parallel, run_report, step
@@ -74,20 +73,16 @@ class Evaluator:
         self._param_shapes = parameters.shapes(model)
         options = {"model": model, "axis_name": mode.axis_name}
         decodes = config.model.architecture != "encoder_classifier"
-        is_ensemble = isinstance(model, Ensemble) and decodes
+        is_ensemble = decodes and isinstance(model, Ensemble)
         eval_step = ensemble_step.eval_step if is_ensemble else step.eval_step
         self._steps = {
             "eval": functools.partial(eval_step, row_shards=mode.row_shards, **options),
             "confusion": functools.partial(step.confusion_step, **options),
         }
         self._compiled: dict[tuple[str, tuple[int, int]], Callable] = {}
-        if config.model.architecture != "encoder_classifier":
-            self._decoder = Decoder(
-                model,
-                config.decode,
-                rows_multiple=mode.mesh.size,
-                sharding=parallel.decoding_shardings(mode.mesh),
-                compile_with=compile_with,
+        if decodes:
+            self._decoder = trained.make_decoder(
+                model, config, mode.mesh, compile_with=compile_with
             )
 
     def evaluate(

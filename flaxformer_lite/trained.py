@@ -155,7 +155,7 @@ def load(
         try:
             runs[other] = _load(other, mesh=run.mesh, **options)
         except InputError as error:
-            where = "ensemble" if error.where == other else f"ensemble: {other}"
+            where = "ensemble" if str(error).startswith(f"{other}:") else f"ensemble: {other}"
             raise InputError(str(error), where=where) from error
     return together(runs) if len(runs) > 1 else run
 

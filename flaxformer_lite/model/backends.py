@@ -26,7 +26,7 @@ from flaxformer_lite.system.errors import InputError
 # T S, the scores of a head, from which 'auto' uses blocks: on a CPU they need 4 times less memory
 # than all scores at once, and about the same time
 LONG = 1024**2
-SHORTEST_FOR_KERNEL = min(FLASH_BLOCKS)  # shorter rows are mostly padding in a block of `flash`
+SHORTEST_FOR_KERNEL = min(FLASH_BLOCKS)  # shorter rows would be padded to this by `flash`
 KERNELS = ("cudnn", "flash")  # the compiler cannot split them over devices
 
 

@@ -75,7 +75,7 @@ def keep_rows_split(x: jax.Array) -> jax.Array:
 
 
 def keep_vectors_whole(table_VD: jax.Array) -> jax.Array:
-    """Returns a lookup table with the constraint that each vector is on one device."""
+    """Returns a lookup table with the constraint that no vector is split over devices."""
     devices = split_over()
     if devices is None or not devices.keeps_rows:
         return table_VD

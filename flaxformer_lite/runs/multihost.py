@@ -49,18 +49,23 @@ def together(function: Callable[[], Result]) -> Result:
     """Calls `function` in every process and returns the result.
 
     Raises:
-      Refused: in all processes, if it raised ValueError or OSError in one of them.
+      Refused: in all processes, if it raised ValueError or OSError in one of them. A process with a
+        ValueError that is no InputError, a bug, raises that, with its traceback.
     """
     if jax.process_count() == 1:
         return function()
-    result, problem = None, None
+    result, problem, bug = None, None, None
     try:
         result = function()
     except Refused:  # already raised in all, within `function`
         raise
     except (ValueError, OSError) as error:
         problem = str(error)
-    for process, (host, message) in enumerate(gather([socket.gethostname(), problem])):
+        bug = None if isinstance(error, InputError | OSError) else error
+    problems = gather([socket.gethostname(), problem])
+    if bug is not None:
+        raise bug
+    for process, (host, message) in enumerate(problems):
         if message is not None:
             raise Refused(f"process {process} on {host}: {message}")
     return result

@@ -86,7 +86,10 @@ class Workdir:
         return self.path / "samples"
 
     def fetch_logs(self) -> None:
-        """Copies the log of a bucket to this disk, unless the local log is the same or longer."""
+        """Replaces the log on this disk by that of the bucket, unless the former continues it.
+
+        If the bucket has none, the log is empty.
+        """
         if self.logs == self.path:
             return
         published = self.metrics.read_bytes() if self.metrics.exists() else b""
@@ -310,7 +313,10 @@ def _lock(file: Path, workdir: Path, created: list[Path]) -> int:
 
 
 def _try_lock(file: Path, opened: int) -> bool:
-    """Locks `opened` if no other process has the lock and it still is `file`; whether it did."""
+    """Locks `opened` if no other process has the lock and it still is `file`; whether it did.
+
+    On a disk without locks it does nothing, and returns True.
+    """
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -148,7 +148,7 @@ def is_stream(path: Path) -> bool:
 
 
 def behind_links(path: Path) -> Path:
-    """Returns the target of a symbolic link, so that the link itself is kept; on disk."""
+    """Returns the target of a symbolic link, so that the link is kept; other paths as they are."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 

@@ -75,7 +75,7 @@ class Evaluated(NamedTuple):
 
 
 class Trainer:
-    """The training loop: steps, and between them metrics, checkpoints and evaluations.
+    """Trains one state of a run.
 
     Attributes:
       state: the newest state.
@@ -145,7 +145,7 @@ class Trainer:
             run_report.say(run_report.subword_sampling(batches))
 
     def _on_devices(self, batches: loader.Batches) -> Iterator[Any]:
-        """Yields the batches from the first step on, on the devices; profiled if configured."""
+        """Starts the meter, and returns an iterator of the batches from the first step on."""
         run = self.run
         stream = loader.stream(batches, run.mode.put_batch, first_step=self.done)
         stream = self.meter.waiting_for(stream, lambda: self._unread)

@@ -1,8 +1,7 @@
-"""The progress of a training on a terminal or in a log file, and text in columns."""
+"""The progress of a training, on a terminal or in a log file."""
 
 import sys
 import time
-from collections.abc import Iterator
 
 import tqdm
 
@@ -46,17 +45,6 @@ class Progress:
         """Closes the bar, and leaves it on the screen."""
         if self._bar is not None:
             self._bar.close()
-
-
-def table(rows: list[list[str]]) -> str:
-    """Returns rows of text in columns: the first left-aligned, the others right-aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
-
-
-def _aligned(row: list[str], widths: list[int]) -> Iterator[str]:
-    for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.rjust(width) if i else cell.ljust(width)
 
 
 def _short(value: float) -> str:

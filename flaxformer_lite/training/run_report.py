@@ -1,7 +1,7 @@
 """The messages and tables of a run, as text."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -14,7 +14,7 @@ from flaxformer_lite.data.sources.examples import Examples
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.scoring import Scores
-from flaxformer_lite.training import flops, progress
+from flaxformer_lite.training import flops
 
 RESAMPLED = "95 % of resamples"
 # The command for a trained model of each architecture.
@@ -100,7 +100,7 @@ def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> str:
     for name, counts_C, right in zip(names, counts_CC, np.diagonal(counts_CC), strict=True):
         share = f"{100 * right / counts_C.sum():.1f} %" if counts_C.sum() else "-"
         cells.append([name, *(f"{count:.0f}" if count else "." for count in counts_C), share])
-    return progress.table(cells)
+    return columns(cells)
 
 
 def table(
@@ -112,11 +112,11 @@ def table(
       intervals: confidence intervals of some of the values, for another column.
     """
     if not intervals:
-        return progress.table([[name, _cell(name, value)] for name, value in values.items()])
+        return columns([[name, _cell(name, value)] for name, value in values.items()])
     rows = [
         [name, _cell(name, value), _interval(name, intervals)] for name, value in values.items()
     ]
-    return progress.table([["", "", RESAMPLED], *rows])
+    return columns([["", "", RESAMPLED], *rows])
 
 
 def comparison(baseline: Scores, system: Scores) -> str:
@@ -133,7 +133,7 @@ def comparison(baseline: Scores, system: Scores) -> str:
         ]
         for name in system.values
     ]
-    return progress.table([["", "baseline", RESAMPLED, "system", RESAMPLED, "p"], *rows])
+    return columns([["", "baseline", RESAMPLED, "system", RESAMPLED, "p"], *rows])
 
 
 def signatures(scores: Scores) -> str:
@@ -150,7 +150,7 @@ def untranslated(too_long: int, count: int, longest: int) -> str:
     return (
         f"sources of {longest:,} tokens or more, too many for the model: {too_long:,} of "
         f"{count:,}; their translations are empty here; flaxformer-lite translate --long=split "
-        "translates them in chunks, for score"
+        "translates them in segments, for score"
     )
 
 
@@ -192,3 +192,14 @@ def written(paths: Workdir, config: Config, seconds: float, goodput: float) -> s
         "tokenizer.model, checkpoints/, samples/\n"
         + NEXT_COMMANDS[config.model.architecture].format(paths.path)
     )
+
+
+def columns(rows: list[list[str]]) -> str:
+    """Returns rows of text in columns: the first left-aligned, the others right-aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
+
+
+def _aligned(row: list[str], widths: list[int]) -> Iterator[str]:
+    for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.rjust(width) if i else cell.ljust(width)

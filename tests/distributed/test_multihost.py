@@ -16,6 +16,7 @@ from flaxformer_lite.config import to_dict
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.runs import multihost
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import identity
 
 TRAIN = ["-m", "flaxformer_lite", "train"]
@@ -59,12 +60,25 @@ def test_an_error_of_one_process_is_raised_in_all_with_its_name(others_say):
         multihost.together(lambda: 3)
 
     def refuse():
-        raise ValueError("too long.")
+        raise InputError("too long.")
 
     others_say(None)
     assert multihost.together(lambda: 3) == 3
     with pytest.raises(ValueError, match=r"^process 0 on a: too long\.$"):
         multihost.together(refuse)
+
+
+def test_a_bug_keeps_its_type_in_its_process_and_stops_the_others(others_say):
+    def fail():
+        raise ValueError("invalid literal for int()")
+
+    others_say(None)
+    with pytest.raises(ValueError, match=r"^invalid literal") as raised:
+        multihost.together(fail)
+    assert type(raised.value) is ValueError
+    others_say("invalid literal for int()")
+    with pytest.raises(multihost.Refused, match=r"^process 1 on b: invalid literal"):
+        multihost.together(lambda: 3)
 
 
 def test_nested_errors_name_the_process_once(others_say):

@@ -9,7 +9,8 @@ import pytest
 
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.metrics_log import MetricsWriter, read_metrics, remove_torn_line
-from flaxformer_lite.training.progress import Progress, table
+from flaxformer_lite.training.progress import Progress
+from flaxformer_lite.training.run_report import columns
 
 
 @pytest.fixture
@@ -233,8 +234,8 @@ def test_disabled_progress_shows_nothing(monkeypatch, clock):
 
 def test_a_table_aligns_its_first_column_left_and_the_others_right():
     rows = [["kind", "right", "of"], ["date", "7", "11"], ["duration", "113", "1009"]]
-    assert table(rows) == "kind      right    of\ndate          7    11\nduration    113  1009"
+    assert columns(rows) == "kind      right    of\ndate          7    11\nduration    113  1009"
 
 
 def test_lines_of_a_table_have_no_trailing_spaces():
-    assert table([["a long name", ""], ["b", "5"]]) == "a long name\nb            5"
+    assert columns([["a long name", ""], ["b", "5"]]) == "a long name\nb            5"
