@@ -233,7 +233,8 @@ def parse_average(name: str, text: str) -> tuple[str, int]:
       InputError: `text` has another form; the message starts with `name`.
     """
     which, _, count = text.partition(":")
-    if which not in ("last", "best") or not (count.isascii() and count.isdecimal() and int(count)):
+    is_number = count.isascii() and count.isdecimal() and len(count) < 10
+    if which not in ("last", "best") or not (is_number and int(count)):
         raise InputError(f"{name}: expected last:N or best:N, such as last:5, got {text!r}.")
     return which, int(count)
 

@@ -1,5 +1,6 @@
 """The commands: `flaxformer-lite COMMAND ...`, or `python -m flaxformer_lite COMMAND ...`."""
 
+import io
 import os
 import sys
 import traceback
@@ -367,6 +368,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     The code is 2 for bad input, with one line on standard error, and 1 for other failures.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # prints a path that is not UTF-8 as it is
+        sys.stdout.reconfigure(errors="surrogateescape")
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(USAGE)
         sys.exit(0 if arguments else 2)

@@ -100,7 +100,8 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
             f"--workdir={values.workdir}: expected the workdir of a run, but it has no config.json."
         )
     if not values.devices or not all(
-        count.isdecimal() and 0 < int(count) <= MOST_DEVICES for count in values.devices
+        count.isdecimal() and len(count) < 10 and 0 < int(count) <= MOST_DEVICES
+        for count in values.devices
     ):
         raise InputError(
             f"--devices: expected a number from 1 to {MOST_DEVICES:,}, or several with commas, "

@@ -19,7 +19,8 @@ Params = Mapping[str, Any]
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 
 
-# The position schemes that CTranslate2 computes, by architecture.
+# The position schemes that CTranslate2 computes, by architecture. A scheme that is not listed, such
+# as a new one, is refused: it would be exported without positions.
 POSITIONS = {"encoder_decoder": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "none")}
 POSITIONS["decoder_lm"] = (*POSITIONS["encoder_decoder"], "alibi")
 POSITIONS["encoder_classifier"] = ()

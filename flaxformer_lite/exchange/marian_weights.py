@@ -163,7 +163,9 @@ def _checked(name: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray
 
 
 def _is_sinusoidal(table: np.ndarray) -> bool:
-    return table.ndim == 2 and np.allclose(table, sinusoids(len(table), table.shape[1]), atol=1e-3)
+    if table.ndim != 2 or table.shape[1] % 2:
+        return False
+    return np.allclose(table, sinusoids(len(table), table.shape[1]), atol=1e-3)
 
 
 def _shapes(config: Mapping[str, Any], model: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -182,7 +182,7 @@ class _ResumableFile(_Stream):
         try:
             record = json.loads(self._record.read_text(encoding="utf-8"))
             if record.keys() != {"asked", "written", "split", *LineReader.START}:
-                raise InputError("unexpected fields")
+                raise ValueError("unexpected fields")
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(
                 f"--output={self._path}: {self._partial} is there, and {self._record.name}, "

@@ -136,10 +136,10 @@ def binary_code(length: int, bits: int) -> np.ndarray:
     """Returns the binary digits of the position, the lowest first: (L, bits).
 
     Raises:
-      InputError: `length` needs more bits.
+      ValueError: `length` needs more bits.
     """
     if length > 2**bits:
-        raise InputError(f"{bits} bits count {2**bits} positions, got {length}.")
+        raise ValueError(f"{bits} bits count {2**bits} positions, got {length}.")
     return (np.arange(length)[:, None] >> np.arange(bits) & 1).astype(np.float32)
 
 

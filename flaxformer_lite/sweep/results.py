@@ -157,7 +157,7 @@ class SweepFolder:
         started = [
             int(entry.name)
             for entry in (self.path / "points").glob("[0-9]*")
-            if (entry / "point.json").exists()
+            if entry.name.isdecimal() and (entry / "point.json").exists()  # no copy of a point
         ]
         rows = []
         for number in sorted({*range(len(listed)), *started}):

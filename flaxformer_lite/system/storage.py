@@ -187,7 +187,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
       OSError: it cannot be written, with the reason.
     """
-    content = content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        content = content.encode(errors="surrogateescape")  # names of paths need not be UTF-8
     if in_bucket(path):
         try:
             path.write_bytes(content)

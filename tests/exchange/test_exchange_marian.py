@@ -507,6 +507,17 @@ REFUSED = {
         lambda f: with_arrays(f, lambda arrays: {**arrays, FIRST: arrays[FIRST][:-1]}),
         f"{{}}/model.safetensors: {FIRST}: expected the shape [40, 24], got [39, 24]",
     ),
+    "positions of an odd width": (
+        lambda f: with_arrays(
+            f,
+            lambda arrays: {
+                **arrays,
+                "model.encoder.embed_positions.weight": np.ones((64, 23), np.float32),
+            },
+        ),
+        "{}/model.safetensors: model.encoder.embed_positions.weight: expected the sinusoids of "
+        "section 3.5",
+    ),
     "learned positions": (
         lambda f: with_arrays(
             f,

@@ -606,6 +606,18 @@ def test_devices_that_cannot_share_a_model_are_refused(refused, finished_run, fl
     assert words in refused("translate", f"--workdir={finished_run}", flag)
 
 
+@pytest.mark.slow
+def test_a_path_that_is_not_utf_8_is_printed_as_it_is(tmp_path):
+    hypotheses = tmp_path / os.fsdecode(b"x\xff.txt")
+    hypotheses.write_text("a b c d\n")
+    files = f"--hypotheses={hypotheses}", f"--references={hypotheses}"
+    command = runs.start_command("score", *files)
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=100)
+    assert done.returncode == 0 and done.stderr == b""
+    assert os.fsencode(hypotheses) in done.stdout.splitlines()[0]
+
+
 def test_scores_of_another_run_are_not_overwritten(refused, finished_run, tmp_path):
     (own,) = (finished_run / "samples").glob("*.scores.json")
     facts = json.loads(own.read_text(encoding="utf-8")) | {"run": "/of/others"}

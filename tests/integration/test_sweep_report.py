@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import shutil
 import statistics
 
 import pytest
@@ -136,6 +137,13 @@ def test_the_same_folder_gives_the_same_files_again(folder):
     assert {path.name for path in paths} >= {"parallel.png", "parameters.svg", "importance.png"}
     sweep_report.write(folder)
     assert {path: path.read_bytes() for path in paths} == before
+
+
+def test_a_copy_of_a_point_is_no_point(folder):
+    before = [row.number for row in folder.rows()]
+    shutil.copytree(folder.path / "points" / "0000", folder.path / "points" / "0000.bak")
+    assert [row.number for row in folder.rows()] == before
+    shutil.rmtree(folder.path / "points" / "0000.bak")
 
 
 def test_the_table_is_shown_even_if_it_cannot_be_saved(folder):

@@ -584,7 +584,12 @@ def test_a_metric_of_translations_is_refused_if_the_model_makes_none(metric, arc
 
 
 @pytest.mark.parametrize(
-    "text", ["5", "last", "last:", "last:0", "last:-1", "last:5.0", "newest:5", "last:²", "none"]
+    "text",
+    [
+        *("5", "last", "last:", "last:0", "last:-1", "last:5.0", "newest:5", "last:²", "none"),
+        f"last:{'9' * 5000}",  # more digits than Python converts
+    ],
+    ids=lambda text: text[:12],
 )
 def test_an_average_that_is_not_last_n_or_best_n_is_refused(text):
     with pytest.raises(ValueError) as caught:

@@ -13,7 +13,6 @@ import numpy as np
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
 from flaxformer_lite.data.tokens.ragged import Ragged, ranges
 from flaxformer_lite.fields import EOS, PAD
-from flaxformer_lite.system.errors import InputError
 
 NOTHING = -1  # the label, or the example number, of an empty row
 HASHED_AT_ONCE = 1 << 22  # ids, or rows, in one update of the fingerprint
@@ -131,14 +130,14 @@ def fill_rows(
       row_N: the row of each text, non-decreasing.
 
     Raises:
-      InputError: the texts of a row do not fit.
+      ValueError: the texts of a row do not fit.
     """
     size_N = texts.lengths() + 1
     before_N = np.cumsum(size_N) - size_N
     first_N = np.searchsorted(row_N, row_N)  # the first text of the same row
     start_N = before_N - before_N[first_N]
     if (start_N + size_N > length).any():
-        raise InputError(
+        raise ValueError(
             f"Expected texts that fit rows of {length} tokens, got "
             f"{(start_N + size_N).max()} in a row."
         )

@@ -106,7 +106,7 @@ def _money(currencies: Sequence[str], format_type: str) -> list[Family]:
 def money(source: Locale, target: Locale) -> list[Family]:
     """Returns the families of amounts with a currency symbol.
 
-    In half of the phrases the symbol differs from the currency's code.
+    In at least half of the phrases the symbol differs from the currency's code.
     """
     name = partial(get_currency_symbol, locale=source)
     codes = shared_currencies(source, target, name)

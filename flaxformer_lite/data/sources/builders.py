@@ -173,7 +173,9 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
             listing = None
             if self._own.faults == "drop":
                 report = Path(self.data_dir) / REPORT
-                listing = stack.enter_context(report.open("w", encoding="utf-8"))
+                listing = stack.enter_context(
+                    report.open("w", encoding="utf-8", errors="surrogateescape")
+                )
             found = text_files.check(self._corpora, listing)
         self.info.set_splits(
             splits.SplitDict([self._write(split, found[split].shards) for split in found])

@@ -106,8 +106,8 @@ class Reader:
             example[f"{self.variable_languages}/{part}"].bytes_list.value
             for part in ("language", "translation")
         )
-        by_language = dict(zip(reversed(languages), reversed(texts), strict=True))  # first one wins
-        return by_language.get(name.encode(), b"").decode()
+        pairs = zip(languages, texts, strict=True)
+        return next((text for language, text in pairs if language == name.encode()), b"").decode()
 
     def _labels(self, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
         name = self.columns["label"][1]

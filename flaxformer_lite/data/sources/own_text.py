@@ -215,8 +215,8 @@ def _check_names(field: str, names: Sequence[str]) -> None:
     for name in names:
         if not NAME.fullmatch(name) or name in TAKEN:
             raise InputError(
-                f"config.data.{field}: {name!r} cannot be the name of a text; use letters and "
-                "digits."
+                f"{name!r} cannot be the name of a text; use letters and digits.",
+                where=f"config.data.{field}",
             )
 
 

@@ -31,7 +31,6 @@ import tqdm
 from flaxformer_lite.data.sources.examples import Reader
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
-from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import locked
 
 FORMAT = 1
@@ -122,7 +121,7 @@ def _written(folder: Path) -> Ragged:
 
 def _mapped(file: Path, dtype: str, count: int) -> np.ndarray:
     if file.stat().st_size != count * np.dtype(dtype).itemsize:
-        raise InputError(f"{file}: expected {count} numbers of type {dtype}.")
+        raise ValueError(f"{file}: expected {count} numbers of type {dtype}.")
     # an empty file cannot be mapped
     return np.asarray(np.memmap(file, dtype, "r")) if count else np.empty(0, dtype)
 
