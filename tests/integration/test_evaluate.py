@@ -15,7 +15,7 @@ from flaxformer_lite import evaluate, scoring, trained
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources.examples import Examples
-from flaxformer_lite.decoding.decoder import rows_for
+from flaxformer_lite.decoding.decoder import padded_length, rows_for
 from flaxformer_lite.evaluator import SAMPLES, Evaluation, Evaluator, by_kind
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.parameters import shapes as param_shapes
@@ -118,21 +118,34 @@ def measure(architecture, **changes):
     )
 
 
-@pytest.fixture(scope="module")
-def sources():
-    return Letters.encode(make_texts(83, 3, longest=11))  # of a single padded length
+def decode(sources, num_devices, **fields):
+    """Returns the outputs of the sources, and the number of compilations."""
+    mesh, compiled = meshes.make_mesh(num_devices), []
+
+    def compile_with(compile):
+        compiled.append(1)
+        return compile()
+
+    model, config = transformer.build_model(MODEL), config_of("encoder_decoder", **fields)
+    decoder = trained.make_decoder(model, config, mesh, compile_with=compile_with)
+    outputs = decoder(parallel.replicate(params_of("encoder_decoder"), mesh), sources)
+    return outputs, len(compiled)
 
 
-def decode(sources, num_devices):
-    mesh = meshes.make_mesh(num_devices)
-    decoder = trained.make_decoder(
-        transformer.build_model(MODEL), config_of("encoder_decoder"), mesh
+@pytest.mark.parametrize(
+    ("longest", "tokens_per_batch", "padded_lengths"),
+    [
+        (11, DecodeConfig().tokens_per_batch, {16}),
+        pytest.param(LONGEST - 1, 24 * LONGEST, {16, LONGEST}, marks=pytest.mark.slow),
+    ],
+)
+def test_eight_devices_decode_the_same_as_one(longest, tokens_per_batch, padded_lengths):
+    sources = Letters.encode(make_texts(83, 3, longest=longest))
+    assert {padded_length(len(ids) + 1, LONGEST) for ids in sources} == padded_lengths
+    (one, _), (eight, compiled) = (
+        decode(sources, count, tokens_per_batch=tokens_per_batch) for count in (1, 8)
     )
-    return decoder(parallel.replicate(params_of("encoder_decoder"), mesh), sources)
-
-
-def test_eight_devices_decode_the_same_as_one(sources):
-    one, eight = decode(sources, 1), decode(sources, 8)
+    assert compiled >= len(padded_lengths)
     assert len({tuple(row) for row in one}) > 5
     for first, second in zip(one, eight, strict=True):
         assert first.tolist() == second.tolist()
@@ -148,6 +161,27 @@ def test_the_rows_of_a_decoder_batch_are_a_multiple_of_the_devices():
     rows = {decoder.rows(length) for length in lengths}
     rows |= {rows_for(length, waiting=n, **options) for length in lengths for n in (1, 50, 1000)}
     assert len(rows) > 3 and all(count % 7 == 0 and count for count in rows)
+
+
+def test_the_rows_of_a_small_batch_are_a_multiple_of_the_devices_too():
+    shapes = []
+
+    def copy(params, source_BS, *_):
+        shapes.append(source_BS.shape)
+        return source_BS
+
+    decoder = trained.make_decoder(
+        transformer.build_model(MODEL),
+        config_of("encoder_decoder"),
+        meshes.make_mesh(7),
+        compile_with=lambda compile: copy,  # which need not be compiled
+    )
+    for count in (1, 50, 1000):
+        texts = make_texts(count, 3)
+        assert Letters.decode(decoder({}, Letters.encode(texts))) == texts
+    rows = {rows for rows, length in shapes}
+    assert decoder.rows(LONGEST) in rows and min(rows) < decoder.rows(LONGEST) / 2
+    assert all(count % 7 == 0 and count for count in rows)
 
 
 PAIRS = Examples(

@@ -177,6 +177,8 @@ def test_a_finished_run_of_a_point_that_another_worker_holds_is_ignored(
     active = ActivePoint(claim, swept.points[0], folder.point(0), study, swept, {})
     while active.is_running():
         time.sleep(0.02)
+    (run,) = folder.rows()[0].runs  # its script has written the last line
+    assert run.values["loss"] == 2.0
     study.retry(0)
     monkeypatch.setattr(study_lib, "RENEWAL", 0.0)
     assert active.has_ended() and active.lost
