@@ -227,11 +227,24 @@ def test_a_loss_in_parts_is_the_same_on_every_arm(arm, monkeypatch):
     assert set(parts) == {ROWS if arm == "one device" else ROWS // 8}
 
 
-@pytest.mark.usefixtures("quickly_compiled")
-def test_the_confusion_matrix_counts_every_text_of_the_batch_once():
+def evaluate_untrained() -> tuple[dict, np.ndarray]:
+    """Returns the metrics and the confusion matrix of the initial classifier, on 1 device."""
     mode, (*_, initial) = mode_of("one device"), start("encoder_classifier")
-    params = mode.put_state(initial.params)
-    evaluation, confusion = evaluate(mode, params, "encoder_classifier")
+    return evaluate(mode, mode.put_state(initial.params), "encoder_classifier")
+
+
+def evaluate_trained() -> tuple[dict, np.ndarray]:
+    """Returns the same as `evaluate_untrained`, but after 20 steps."""
+    _, evaluation, confusion, _ = train("one device", "encoder_classifier", 1)
+    return evaluation, confusion
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+@pytest.mark.parametrize(
+    "evaluated", [evaluate_untrained, pytest.param(evaluate_trained, marks=pytest.mark.slow)]
+)
+def test_the_confusion_matrix_counts_every_text_of_the_batch_once(evaluated):
+    evaluation, confusion = evaluated()
     classes, counts = np.unique(batches("encoder_classifier")[0]["label"], return_counts=True)
     assert confusion.sum(axis=1).tolist() == [
         dict(zip(classes, counts, strict=True)).get(c, 0) for c in range(CLASSES)
@@ -240,29 +253,37 @@ def test_the_confusion_matrix_counts_every_text_of_the_batch_once():
 
 
 @functools.cache
-def eval_step() -> tuple:
+def eval_step(architecture: str) -> tuple:
     """Returns the initial parameters, and the evaluation step on 1 device."""
-    model, _, initial = start("decoder_lm")
+    model, _, initial = start(architecture)
     return initial.params, jax.jit(functools.partial(step_lib.eval_step, model=model))
 
 
-def eval_loss(batch: dict[str, np.ndarray]) -> float:
-    params, run = eval_step()
+def eval_loss(architecture: str, batch: dict[str, np.ndarray]) -> float:
+    params, run = eval_step(architecture)
     return metrics.divide(jax.device_get(run(params, batch)))["loss"]
 
 
+COMPARED = pytest.mark.parametrize(
+    "architecture", ["decoder_lm", pytest.param("encoder_decoder", marks=pytest.mark.slow)]
+)
+
+
 @pytest.mark.usefixtures("quickly_compiled")
-def test_the_first_loss_would_differ_without_dropout():
+@COMPARED
+def test_the_first_loss_would_differ_without_dropout(architecture):
     """So the comparison above detects devices with different dropout."""
-    losses, *_ = train("one device", "decoder_lm", 1)
-    assert abs(eval_loss(batches("decoder_lm")[0]) / losses[0] - 1) > 1e-3
+    losses, *_ = train("one device", architecture, 1)
+    assert abs(eval_loss(architecture, batches(architecture)[0]) / losses[0] - 1) > 1e-3
 
 
-def test_a_mean_of_the_means_of_devices_would_differ():
+@COMPARED
+def test_a_mean_of_the_means_of_devices_would_differ(architecture):
     """The amounts of padding differ so much that equal weights of the devices change the loss."""
-    batch = batches("decoder_lm")[0]
-    means = [eval_loss(jax.tree.map(lambda x, i=i: np.split(x, 8)[i], batch)) for i in range(8)]
-    assert abs(np.mean(means) / eval_loss(batch) - 1) > 1e-4
+    batch = batches(architecture)[0]
+    parts = [jax.tree.map(lambda x, i=i: np.split(x, 8)[i], batch) for i in range(8)]
+    means = [eval_loss(architecture, part) for part in parts]
+    assert abs(np.mean(means) / eval_loss(architecture, batch) - 1) > 1e-4
 
 
 def test_a_mesh_has_the_given_number_of_devices_or_all():
