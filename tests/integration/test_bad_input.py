@@ -750,12 +750,18 @@ def test_a_process_that_fails_after_jax_has_started_prints_one_line(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_malformed_lines_of_custom_text_are_refused_by_file_and_line(refused, tmp_path):
+@pytest.fixture
+def train_on_malformed_lines(tmp_path):
+    """Returns the arguments of a training on two files of text with malformed lines."""
     (tmp_path / "a.en").write_bytes(b"one\ntwo\x00\nthree\n\xff\n")
     (tmp_path / "a.de").write_bytes(b"eins\nzwei\n\nvier\n")
     splits = {"data.validation_split": "train[:1]", "data.test_split": "train[:1]"}
-    flags = runs.flags({"data.dataset": "parallel_text", "data.train_files": "a.en,a.de", **splits})
-    message = refused("train", *flags, "--workdir=run")
+    files = {"data.dataset": "parallel_text", "data.train_files": "a.en,a.de"}
+    return ["train", *runs.flags({**files, **splits}), "--workdir=run"]
+
+
+def assert_names_malformed_lines(message):
+    """`message` names the malformed lines of `train_on_malformed_lines`."""
     assert message.startswith(
         "error: train: 3 of 4 examples are malformed: 1 not UTF-8, 1 no text, 1 control character. "
         "They are: "
@@ -766,6 +772,23 @@ def test_malformed_lines_of_custom_text_are_refused_by_file_and_line(refused, tm
         "a.en:2 (U+0000 at character 4)",
     ):
         assert line in message
+
+
+def test_malformed_lines_of_custom_text_are_refused_by_file_and_line(
+    refused, train_on_malformed_lines, tmp_path
+):
+    assert_names_malformed_lines(refused(*train_on_malformed_lines))
+    assert sorted(os.listdir(tmp_path)) == ["a.de", "a.en"]
+
+
+@pytest.mark.slow
+def test_a_process_refuses_malformed_lines_in_one_line_and_leaves_no_file(
+    train_on_malformed_lines, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    process = runs.run(*train_on_malformed_lines)
+    assert process.returncode == 2 and process.stdout == "" and process.stderr.count("\n") == 1
+    assert_names_malformed_lines(process.stderr)
     assert sorted(os.listdir(tmp_path)) == ["a.de", "a.en"]
 
 

@@ -579,6 +579,17 @@ def test_classify_keeps_order_and_line_count_from_stdin_and_from_files(
     assert lines_of(target.read_text(encoding="utf-8")) == answers
 
 
+@pytest.mark.slow
+def test_the_process_of_classify_reads_stdin_and_answers_like_python(finished_classifier):
+    phrases = "".join(f"{x}\n" for x in PHRASES).encode()
+    process = runs.run("classify", f"--workdir={finished_classifier}", input=phrases)
+    assert process.returncode == 0, process.stderr
+    answers = lines_of(process.stdout)
+    assert answers == classify.load(finished_classifier)(PHRASES)
+    assert [i for i, answer in enumerate(answers) if not answer] == [1, 4]
+    assert answers[0] == answers[6] and len(set(answers)) > 2
+
+
 # A language model.
 
 

@@ -410,10 +410,18 @@ def test_losses_are_comparable_with_any_decoding_settings():
 
 
 @pytest.mark.usefixtures("quickly_compiled")
-def test_a_finished_run_resumes_with_more_steps(finished_language_model, tmp_path):
-    workdir = shutil.copytree(finished_language_model, tmp_path / "run")
+@pytest.mark.parametrize(
+    ("finished", "changes"),
+    [
+        ("finished_language_model", runs.LANGUAGE_MODEL),
+        pytest.param("finished_run", {}, marks=pytest.mark.slow),
+    ],
+    ids=["language model", "translator"],
+)
+def test_a_finished_run_resumes_with_more_steps(finished, changes, request, tmp_path):
+    workdir = shutil.copytree(request.getfixturevalue(finished), tmp_path / "run")
     before = (workdir / "metrics.jsonl").read_text()
-    assert runs.fit(workdir, {**runs.LANGUAGE_MODEL, "train.num_steps": STEPS + 3}) == 0
+    assert runs.fit(workdir, {**changes, "train.num_steps": STEPS + 3}) == 0
     after = (workdir / "metrics.jsonl").read_text()
     assert after.startswith(before)
     new = [
@@ -474,7 +482,6 @@ def test_an_infinite_loss_is_an_error_with_advice_and_keeps_the_last_good_checkp
 ):
     changes = {
         **runs.TINY,
-        "model.architecture": "decoder_lm",
         "optim.learning_rate": 1e30,
         "train.checkpoint_every": 1,
         "train.num_steps": 9,

@@ -88,13 +88,14 @@ def assert_nothing_is_read_ahead(each):
     ).any()
 
 
-def test_the_map_of_a_classifier_includes_the_start_and_end_symbols():
+@pytest.mark.parametrize("count", [3, pytest.param(len(TEXT), marks=pytest.mark.slow)])
+def test_the_map_of_a_classifier_includes_the_start_and_end_symbols(count):
     run = run_of("encoder_classifier")
-    (each,) = run_plots.attention_maps(run, TEXT[:3])
+    (each,) = run_plots.attention_maps(run, TEXT[:count])
     assert each.name == "encoder self-attention"
-    assert each.query_tokens == each.key_tokens == ["<s>", *TOKENS[:3], "</s>"]
-    assert each.weights_NHTS.shape == (2, HEADS, 5, 5)
-    ids = [BOS, *Letters.encode([TEXT[:3]])[0], EOS]
+    assert each.query_tokens == each.key_tokens == ["<s>", *TOKENS[:count], "</s>"]
+    assert each.weights_NHTS.shape == (2, HEADS, count + 2, count + 2)
+    ids = [BOS, *Letters.encode([TEXT[:count]])[0], EOS]
     assert_weights_of_layers(each, run, ids, stack="encoder", kind="self_attention")
 
 
@@ -171,13 +172,16 @@ def test_the_maps_of_a_masked_decoder_have_its_output_as_keys_and_a_length_symbo
         for a in CHOICES["model.architecture"]
     ],
 )
-def test_the_longest_text_that_a_model_takes_has_maps_and_a_longer_one_is_refused(architecture):
+@pytest.mark.parametrize("max_length", [5, pytest.param(LONGEST, marks=pytest.mark.slow)])
+def test_the_longest_text_that_a_model_takes_has_maps_and_a_longer_one_is_refused(
+    architecture, max_length
+):
     """With a table of positions, in which one token too many would be out of bounds."""
-    run = run_of(architecture, position="learned", max_length=5)
-    longest = 5 - (2 if architecture == "encoder_classifier" else 1)
+    run = run_of(architecture, position="learned", max_length=max_length)
+    longest = max_length - (2 if architecture == "encoder_classifier" else 1)
     for each in run_plots.attention_maps(run, "F" * longest):
         assert each.weights_NHTS.shape[2:] == (len(each.query_tokens), len(each.key_tokens))
-        assert max(each.weights_NHTS.shape[2:]) <= 5
+        assert max(each.weights_NHTS.shape[2:]) <= max_length
     with pytest.raises(
         ValueError, match=f"{longest + 1} tokens, and the model takes at most {longest}"
     ):

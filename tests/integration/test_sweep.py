@@ -101,21 +101,31 @@ def crashed_sweep(tmp_path_factory):
     return made_once(tmp_path_factory, "sweep", make)
 
 
+ONE_INVALID = (
+    "def points(config):\n"
+    "    return [{'model.num_heads': 1 if n != 7 else 3, 'n': n} for n in range(12)]\n"
+)
+INVALID_POINT = (
+    "point 7 (model.num_heads=3, n=7): config.model.num_heads: 3 heads do not divide d_model = 16"
+)
+
+
 def test_one_invalid_point_of_twelve_is_reported_before_training(tmp_path, monkeypatch, capsys):
-    points = (
-        "def points(config):\n"
-        "    return [{'model.num_heads': 1 if n != 7 else 3, 'n': n} for n in range(12)]\n"
-    )
     monkeypatch.setattr(commands, "exit_now", sys.exit)
-    sweep = write_sweep(tmp_path / "bad.py", points)
+    sweep = write_sweep(tmp_path / "bad.py", ONE_INVALID)
     with pytest.raises(SystemExit) as ended:
         commands.main(["sweep", f"--sweep={sweep}", f"--workdir={tmp_path / 'S'}"])
     errors = capsys.readouterr().err
     assert ended.value.code == 2 and "Traceback" not in errors
-    assert (
-        "point 7 (model.num_heads=3, n=7): config.model.num_heads: 3 heads do not divide d_model "
-        "= 16" in errors
-    )
+    assert INVALID_POINT in errors
+    assert not (tmp_path / "S").exists()
+
+
+@pytest.mark.slow
+def test_a_process_reports_one_invalid_point_of_twelve_before_training(tmp_path):
+    done = finish(write_sweep(tmp_path / "bad.py", ONE_INVALID), tmp_path / "S")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert INVALID_POINT in done.stderr
     assert not (tmp_path / "S").exists()
 
 

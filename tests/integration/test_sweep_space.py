@@ -70,8 +70,15 @@ def test_a_grid_has_every_combination_and_dependent_parameters_only_where_they_a
     assert sweep.points[0].params == {"position": "rotary", "dropout": 0.1}
 
 
-def test_a_continuous_space_is_checked_at_its_ends_and_at_random_points(load, monkeypatch):
-    monkeypatch.setattr(space, "MOST_CHECKED", 220)  # half of them are random
+@pytest.mark.parametrize(
+    "most",
+    [
+        220,  # half of them are random
+        pytest.param(space.MOST_CHECKED, marks=pytest.mark.slow),
+    ],
+)
+def test_a_continuous_space_is_checked_at_its_ends_and_at_random_points(load, most, monkeypatch):
+    monkeypatch.setattr(space, "MOST_CHECKED", most)
     sweep = load(
         "SWEEP = {'sampler': 'random', 'trials': 3}\n"
         "def suggest(trial, config):\n"
@@ -88,8 +95,9 @@ def test_a_continuous_space_is_checked_at_its_ends_and_at_random_points(load, mo
     assert len(between) > 100 and 0.3 < sum(rate < 1e-3 for rate in between) / len(between) < 0.7
 
 
-def test_a_grid_over_a_continuous_range_is_refused(load, monkeypatch):
-    monkeypatch.setattr(space, "MOST_CHECKED", 16)
+@pytest.mark.parametrize("most", [16, pytest.param(space.MOST_CHECKED, marks=pytest.mark.slow)])
+def test_a_grid_over_a_continuous_range_is_refused(load, most, monkeypatch):
+    monkeypatch.setattr(space, "MOST_CHECKED", most)
     text = (
         "def suggest(trial, config):\n"
         "    config.model.dropout = trial.suggest_float('drop', 0.0, 0.3)\n"

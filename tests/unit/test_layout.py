@@ -374,6 +374,11 @@ BREAKS = [
         "def f():\n    from ..data.tokens import ids\n",
         "model.masks imports data.tokens.ids, which is above it",
     ),
+    (
+        "flaxformer_lite/data/a.py",
+        "from ..train import fit\n",
+        "data.a imports train, which is above it",
+    ),
     (IDS, "from ..batches import other\n", "data.batches -> data.tokens -> data.batches: a cycle"),
     ("flaxformer_lite/extra.py", "", "extra has no line in ORDER"),
     ("flaxformer_lite/data/masks.py", "", "data/masks.py, model/masks.py: one name for two files"),
