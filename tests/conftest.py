@@ -41,6 +41,34 @@ def quickly_compiled() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.fixture(scope="module")
+def kept_programs() -> dict[str, bool]:
+    """Whether the jitted functions of a module may keep optimized programs."""
+    return {"optimized": False}
+
+
+@pytest.fixture
+def quickly_compiled_if_plain(
+    request: pytest.FixtureRequest, kept_programs: dict[str, bool]
+) -> None:
+    """Compiles a plain test as `quickly_compiled`, and a slow one with all optimizations.
+
+    Users run optimized programs, whose rounding and fusions are others, so they are tested too; the
+    plain suite has no time to compile them.
+    """
+    optimized = request.node.get_closest_marker("slow") is not None
+    if kept_programs["optimized"] != optimized:
+        jax.clear_caches()  # JAX would use a program again that was compiled for the other kind
+        kept_programs["optimized"] = optimized
+    if not optimized:
+        request.getfixturevalue("quickly_compiled")
+
+
+@pytest.fixture(params=["plain", pytest.param("optimized", marks=pytest.mark.slow)])
+def also_optimized(quickly_compiled_if_plain: None) -> None:
+    """Runs a test in the slow suite too, with optimized programs."""
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The root of this repository."""

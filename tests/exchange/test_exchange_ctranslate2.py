@@ -179,15 +179,21 @@ COMBINED = [
 
 
 @pytest.mark.parametrize(
-    "changes", [COMBINED[0], pytest.param(COMBINED[1], marks=pytest.mark.slow)], ids=str
+    "changes",
+    [
+        COMBINED[0],
+        pytest.param(COMBINED[0], marks=pytest.mark.slow, id=f"{COMBINED[0]}-optimized"),
+        pytest.param(COMBINED[1], marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
-def test_greedy_tokens_and_scores_agree(changes, tmp_path, quickly_compiled):
+def test_greedy_tokens_and_scores_agree(changes, tmp_path, quickly_compiled_if_plain):
     assert_same_engine(dataclasses.replace(SMALL, **changes), tmp_path / "exported")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_each_change_of_the_model_is_exported(changes, tmp_path, quickly_compiled):
+def test_each_change_of_the_model_is_exported(changes, tmp_path, quickly_compiled_if_plain):
     assert_same_engine(dataclasses.replace(SMALL, **changes), tmp_path / "exported")
 
 
@@ -195,11 +201,14 @@ def test_each_change_of_the_model_is_exported(changes, tmp_path, quickly_compile
     "changes",
     [
         LANGUAGE_MODELS[-1],
+        pytest.param(
+            LANGUAGE_MODELS[-1], marks=pytest.mark.slow, id=f"{LANGUAGE_MODELS[-1]}-optimized"
+        ),
         *(pytest.param(each, marks=pytest.mark.slow) for each in LANGUAGE_MODELS[:-1]),
     ],
     ids=str,
 )
-def test_a_language_model_generates_the_same_tokens(changes, tmp_path, quickly_compiled):
+def test_a_language_model_generates_the_same_tokens(changes, tmp_path, quickly_compiled_if_plain):
     assert_same_engine(
         dataclasses.replace(SMALL, architecture="decoder_lm", **changes), tmp_path / "exported"
     )
@@ -338,7 +347,7 @@ def test_the_arguments_decode_as_the_run_does(decode, expected):
 
 
 def test_the_code_of_the_card_translates(
-    finished_run, tmp_path, monkeypatch, capsys, quickly_compiled
+    finished_run, tmp_path, monkeypatch, capsys, also_optimized
 ):
     run = trained.load(finished_run)
     run = trained.with_decode(run, {"method": "beam", "beam_size": 3, "alpha": 0.6})

@@ -168,7 +168,20 @@ def largest_difference(run, config, arrays, ids):
     return difference[target_BT != PAD].max()
 
 
-def test_an_imported_model_has_the_logits_of_the_definition(pair, quickly_compiled):
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ONE,
+        UNTIED,
+        "sides apart",
+        *(
+            pytest.param(name, marks=pytest.mark.slow, id=f"{name}-optimized")
+            for name in (ONE, "sides apart")
+        ),
+    ],
+    indirect=True,
+)
+def test_an_imported_model_has_the_logits_of_the_definition(pair, quickly_compiled_if_plain):
     _, config, arrays, workdir = pair
     run = trained.load(workdir)
     assert largest_difference(run, config, arrays, run.tokenizer.theirs) < 1e-4
@@ -314,7 +327,7 @@ def test_the_generation_settings_are_imported(tmp_path, no_exit):
     assert "license: cc-by-4.0\n" in (back / "README.md").read_text()
 
 
-def test_a_separate_start_token_stays_separate(tmp_path, no_exit, quickly_compiled):
+def test_a_separate_start_token_stays_separate(tmp_path, no_exit, also_optimized):
     folder = tmp_path / "theirs"
     config, arrays = marian_folders.make(folder, layers=(1, 1), decoder_start_token_id=9)
     assert imported(folder, tmp_path / "ours") == 0
@@ -1057,8 +1070,17 @@ def test_the_decoding_settings_are_exported(decode, expected):
     assert expected.items() <= found.items() and found["max_length"] == 17
 
 
-@pytest.mark.parametrize("tie", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_an_exported_model_has_the_logits_of_the_definition(tie, tmp_path, quickly_compiled):
+@pytest.mark.parametrize(
+    "tie",
+    [
+        True,
+        pytest.param(True, marks=pytest.mark.slow, id="True-optimized"),
+        pytest.param(False, marks=pytest.mark.slow),
+    ],
+)
+def test_an_exported_model_has_the_logits_of_the_definition(
+    tie, tmp_path, quickly_compiled_if_plain
+):
     config = ModelConfig(
         vocab_size=31,
         d_model=18,
@@ -1096,14 +1118,7 @@ def test_the_conversion_to_marian_keeps_all_parameters():
     from flaxformer_lite.model import transformer
 
     config = ModelConfig(
-        vocab_size=31,
-        d_model=18,
-        num_heads=3,
-        d_ff=20,
-        num_encoder_layers=2,
-        num_decoder_layers=2,
-        tie_embeddings=False,
-        output_bias=True,
+        vocab_size=31, d_model=18, num_heads=3, tie_embeddings=False, output_bias=True
     )
     shapes = parameters.shapes(transformer.build_model(config))
     params = jax.tree.map(

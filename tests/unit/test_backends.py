@@ -20,11 +20,11 @@ from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import T5_BUCKETS, clipped_offset, offsets, t5_bucket
 from flaxformer_lite.training import meshes, parallel, step
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("quickly_compiled_if_plain")
+ALSO_OPTIMIZED = pytest.mark.usefixtures("also_optimized")
 
 B, T, S, H, K = 2, 13, 17, 6, 7  # H is not prime, so that groups of heads can share keys
 CLIP = 3
-FAST = {"xla_backend_optimization_level": "0"}  # most of the time of these tests is compilation
 GROUPS = {"multi-head": H, "grouped": 2, "multi-query": 1}  # heads of keys
 # the segment of each token, 0 = padding
 WHOLE = np.array([[1] * 13, [1] * 13], np.int32)
@@ -105,7 +105,7 @@ COMPUTE = {
 def compiled(backend, make_mask, biased):
     """Returns a jitted function to outputs and gradients, compiled once for all segments."""
 
-    @functools.partial(jax.jit, compiler_options=FAST)
+    @jax.jit
     def run(inputs, parameters, segments, weight):
         def loss(inputs, parameters):
             bias = [learned_bias(*parameters)] if biased else []
@@ -147,6 +147,7 @@ def self_attention(causal, window):
     [
         "grouped",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("multi-head", "multi-query")),
+        pytest.param("grouped", marks=pytest.mark.slow, id="grouped-optimized"),
     ],
 )
 @pytest.mark.parametrize("mask", MASKS)
@@ -169,6 +170,7 @@ def test_every_mask_and_every_bias_of_these_tests_makes_a_difference():
             assert np.abs(x - y).max() > 0.1
 
 
+@ALSO_OPTIMIZED
 @pytest.mark.parametrize("backend", ["blockwise", "xla", "flash"])
 def test_attention_to_a_longer_padded_text_is_that_of_the_reference(backend):
     ids = PADDED, np.array([[1] * 11 + [0] * 6, [1] * 17], np.int32)
@@ -186,6 +188,10 @@ def test_attention_to_a_longer_padded_text_is_that_of_the_reference(backend):
         ("causal and packed", "grouped"),
         pytest.param("window", "multi-query", marks=pytest.mark.slow),
         ("causal window", "multi-query"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow, id=f"{'-'.join(case)}-optimized")
+            for case in (("causal and packed", "grouped"), ("causal window", "multi-query"))
+        ),
     ],
 )
 def test_the_kernel_for_tpus_gives_the_values_and_gradients_of_the_reference(mask, groups):
@@ -196,6 +202,7 @@ def test_the_kernel_for_tpus_gives_the_values_and_gradients_of_the_reference(mas
     assert_same(results("flash", *arguments), results("reference", *arguments))
 
 
+@ALSO_OPTIMIZED
 def test_the_arguments_of_the_cudnn_kernel_give_the_values_of_the_reference(monkeypatch):
     original, implementations = jax.nn.dot_product_attention, []
 
@@ -221,6 +228,7 @@ def test_the_arguments_of_the_cudnn_kernel_give_the_values_of_the_reference(monk
     assert set(implementations) == {"cudnn"}
 
 
+@ALSO_OPTIMIZED
 @pytest.mark.parametrize("backend", ["blockwise", "xla", "flash"])
 def test_a_query_that_may_attend_to_nothing_has_finite_outputs_and_gradients(backend):
     @jax.jit
@@ -234,6 +242,7 @@ def test_a_query_that_may_attend_to_nothing_has_finite_outputs_and_gradients(bac
         assert all(np.isfinite(x).all() for x in run(qkv(1, T, S), (query_ids, key_ids)))
 
 
+@ALSO_OPTIMIZED
 @pytest.mark.parametrize("backend", ["blockwise", "xla", "flash"])
 def test_in_bfloat16_scores_are_float32_and_the_output_is_bfloat16(backend):
     # The scores 256 and 257 are the same number in bfloat16; the values are 0 and 1.
@@ -252,6 +261,7 @@ def test_in_bfloat16_scores_are_float32_and_the_output_is_bfloat16(backend):
     )
 
 
+@ALSO_OPTIMIZED
 def test_blocks_of_any_size_give_the_same_values():
     inputs, mask = qkv(), within(PACKED, causal=True)
     expected = reference(*inputs, mask)
@@ -261,6 +271,7 @@ def test_blocks_of_any_size_give_the_same_values():
         np.testing.assert_allclose(mixed[PACKED > 0], expected[PACKED > 0], atol=1e-5)
 
 
+@ALSO_OPTIMIZED
 def test_blockwise_attention_of_rows_split_over_devices_needs_no_communication():
     mesh = jax.make_mesh(
         (2,), ("data",), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,)
@@ -282,9 +293,10 @@ def test_blockwise_attention_of_rows_split_over_devices_needs_no_communication()
 @functools.cache
 def blockwise_values(make_mask):
     attend = lambda inputs, segments: COMPUTE["blockwise"](*inputs, make_mask(segments))  # noqa: E731
-    return jax.jit(attend, compiler_options=FAST)
+    return jax.jit(attend)
 
 
+@ALSO_OPTIMIZED
 @pytest.mark.parametrize(
     ("options", "masked", "rows"),
     [
@@ -306,6 +318,7 @@ def test_blocks_that_are_masked_for_every_query_are_skipped(segments, options, m
     np.testing.assert_allclose(mixed[attends_BT], expected[attends_BT], atol=1e-5)
 
 
+@ALSO_OPTIMIZED
 @pytest.mark.parametrize(
     "options", [{"causal": True}, {"window": 2}, {"causal": True, "window": 2}]
 )
@@ -319,6 +332,7 @@ def test_blocks_are_skipped_by_position_if_queries_and_keys_have_other_positions
     np.testing.assert_allclose(mixed, reference(query, key, value, mask), atol=1e-5)
 
 
+@ALSO_OPTIMIZED
 def test_in_bfloat16_gradients_over_many_blocks_are_as_exact_as_without_blocks():
     length = 256
     inputs, weight = tuple(normal(i, 1, length, 2, 8) for i in range(3)), normal(5, 1, length, 2, 8)
@@ -375,11 +389,12 @@ def test_blockwise_attention_has_no_array_of_length_times_length():
     assert largest["blockwise"] == 8 * length * 64  # the size of the queries
 
 
+@ALSO_OPTIMIZED
 def test_memory_of_blockwise_attention_is_at_most_linear_in_the_length():
     shorter, longer = (
         traced_gradients(backends.blockwise, n)
         .lower()
-        .compile(FAST)
+        .compile()
         .memory_analysis()
         .temp_size_in_bytes
         for n in (1024, 2048)

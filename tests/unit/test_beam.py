@@ -287,8 +287,10 @@ def test_a_search_ends_as_soon_as_no_live_hypothesis_can_overtake():
     assert int(state.index) == steps > 1
 
 
-def test_a_search_in_two_parts_is_one_search():
-    search, tables, limit_B = search_of(beam_size=3, n_best=3), tables_of([3, 5, 6]), [T, T - 1, T]
+@pytest.mark.parametrize("n_best", [3, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_search_in_two_parts_is_one_search(n_best):
+    search = search_of(beam_size=3, n_best=n_best)
+    tables, limit_B = tables_of([3, 5, 6]), [T, T - 1, T]
     whole, (start, run) = final_state(tables, limit_B, search), compiled(search)
     half = run(tables, start(jnp.array(limit_B)), jnp.array(limit_B), 2)
     assert int(half.index) == 2 and not np.array_equal(half.done_BNT, whole.done_BNT)

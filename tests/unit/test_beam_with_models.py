@@ -339,9 +339,10 @@ def test_every_method_keeps_the_prefix_and_the_minimum_length_and_repeats_no_ngr
         assert len(set(pairs)) == len(pairs)
 
 
-def test_a_prefix_longer_than_its_source_sets_the_limit_of_the_output():
+@pytest.mark.parametrize("method", ["greedy", pytest.param("beam", marks=pytest.mark.slow)])
+def test_a_prefix_longer_than_its_source_sets_the_limit_of_the_output(method):
     prefix = np.full(9, 5, np.int32)
-    (ids,) = decoded([SOURCES[1]], [prefix], method="greedy", min_length=100)
+    (ids,) = decoded([SOURCES[1]], [prefix], method=method, min_length=100)
     assert len(ids) == 9 + BEAM.max_extra_length
 
 

@@ -35,7 +35,6 @@ SOURCES = [
     RNG.integers(4, V, size=length).astype(np.int32)
     for length in (5, 1, 17, 0, 3, 2, 11, 7, 0, 4, 13)
 ]
-SHORT = [source for source in SOURCES if len(source) < 16]  # of one padded length
 GREEDY = DecodeConfig(max_extra_length=EXTRA)
 
 
@@ -63,9 +62,9 @@ def params(model):
 
 
 @functools.cache
-def with_one_layer(**changes):
-    """Returns a model with one decoder layer, and its parameters."""
-    model = build_model(dataclasses.replace(CONFIG, num_decoder_layers=1, **changes))
+def with_layers(layers, **changes):
+    """Returns a model with so many decoder layers, and its parameters."""
+    model = build_model(dataclasses.replace(CONFIG, num_decoder_layers=layers, **changes))
     return model, varied_params(model)
 
 
@@ -153,9 +152,15 @@ def decoded_with(decoder, params, sources=SOURCES):
     return [ids.tolist() for ids in decoder(params, sources)]
 
 
-def short(texts):
-    """Returns the texts of the sources in SHORT."""
-    return [text for text, source in zip(texts, SOURCES, strict=True) if len(source) < 16]
+def up_to(longest, texts=SOURCES):
+    """Returns the texts of the sources of at most `longest` tokens."""
+    return [text for text, source in zip(texts, SOURCES, strict=True) if len(source) <= longest]
+
+
+# Sources of one padded length; all sources, which have two.
+LONGEST = pytest.mark.parametrize("longest", [15, pytest.param(17, marks=pytest.mark.slow)])
+# Of the decoder. With 2, the cache of the second depends on what the first reads from its own.
+LAYERS = pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 
 class Compiled:
@@ -181,11 +186,12 @@ class Compiled:
         return {kind for each in self.functions for kind in re.findall(kinds, each.as_text())}
 
 
+@LAYERS
 @pytest.mark.parametrize(
     "method", ["greedy", *(pytest.param(m, marks=pytest.mark.slow) for m in ("beam", "sample"))]
 )
-def test_devices_that_each_hold_the_whole_model_do_not_communicate(method):
-    model, params = with_one_layer()
+def test_devices_that_each_hold_the_whole_model_do_not_communicate(method, layers):
+    model, params = with_layers(layers)
     config, mesh = dataclasses.replace(GREEDY, method=method), meshes.make_mesh(2)
     compiled, options = Compiled(), {"sharding": parallel.decoding_shardings(mesh)}
     decoder = Decoder(model, config, rows=14, compile_with=compiled.compile_with, **options)
@@ -207,29 +213,44 @@ def test_devices_get_inputs_of_similar_lengths(model, params, full_forward):
     assert texts == [full_forward(params, source) for source in sources]
 
 
-def test_a_decoder_takes_other_parameters_at_each_call(model, params, full_forward, expected):
+@LONGEST
+def test_a_decoder_takes_other_parameters_at_each_call(
+    model, params, full_forward, expected, longest
+):
+    sources, expected = up_to(longest), up_to(longest, expected)
     tripled = jax.tree_util.tree_map_with_path(
         lambda path, x: 3 * x if "feed_forward" in jax.tree_util.keystr(path) else x, params
     )
-    others = [full_forward(tripled, source) for source in SHORT]
-    assert others != short(expected)
+    others = [full_forward(tripled, source) for source in sources]
+    assert others != expected
     decoder = Decoder(model, GREEDY, rows=3)
-    texts = [decoded_with(decoder, each, SHORT) for each in (params, tripled, params)]
-    assert texts == [short(expected), others, short(expected)]
+    texts = [decoded_with(decoder, each, sources) for each in (params, tripled, params)]
+    assert texts == [expected, others, expected]
 
 
-def test_parameters_on_one_device_decode_on_a_mesh_too(model, params, expected):
-    mesh = meshes.make_mesh(2)
+@LONGEST
+def test_parameters_on_one_device_decode_on_a_mesh_too(model, params, expected, longest):
+    mesh, sources = meshes.make_mesh(2), up_to(longest)
     decoder = Decoder(model, GREEDY, rows=4, sharding=parallel.decoding_shardings(mesh))
     for make in (jnp.array, np.array):
-        assert decoded_with(decoder, jax.tree.map(make, params), SHORT) == short(expected)
+        texts = decoded_with(decoder, jax.tree.map(make, params), sources)
+        assert texts == up_to(longest, expected)
 
 
 @pytest.mark.parametrize(
-    "axes", [{"tensor": 2}, pytest.param({"fsdp": 2}, marks=pytest.mark.slow)], ids=str
+    ("axes", "layers", "longest"),
+    [
+        ({"tensor": 2}, 1, 15),
+        *(
+            pytest.param(axes, 2, 17, marks=pytest.mark.slow)
+            for axes in ({"tensor": 2}, {"fsdp": 2})
+        ),
+    ],
+    ids=str,
 )
-def test_devices_that_share_the_parameters_decode_with_several_sets_of_them(axes):
-    model, first = with_one_layer(vocab_size=12, d_ff=12, num_heads=2)
+def test_devices_that_share_the_parameters_decode_with_several_sets_of_them(axes, layers, longest):
+    model, first = with_layers(layers, vocab_size=12, d_ff=12, num_heads=2)
+    sources = up_to(longest)
     mesh, compiled = meshes.make_mesh(1, **axes), Compiled()
     options = {"sharding": parallel.decoding_shardings(mesh)}
     decoder = Decoder(model, GREEDY, rows=4, compile_with=compiled.compile_with, **options)
@@ -237,9 +258,9 @@ def test_devices_that_share_the_parameters_decode_with_several_sets_of_them(axes
     sharded = parallel.MeshMode(mesh).make_state(lambda: first)
     shardings = jax.tree.map(lambda x: x.sharding, sharded)
     for params in (first, jax.tree.map(lambda x: 2 * np.asarray(x), first)):
-        expected = decoded_with(alone, params, SHORT)
+        expected = decoded_with(alone, params, sources)
         assert len({tuple(ids) for ids in expected}) > 5
-        assert decoded_with(decoder, jax.device_put(params, shardings), SHORT) == expected
+        assert decoded_with(decoder, jax.device_put(params, shardings), sources) == expected
     assert compiled.exchanges()  # no device holds the whole model
 
 
@@ -577,32 +598,41 @@ def test_an_error_names_the_number_of_a_prompt_that_is_too_long():
 
 
 @functools.cache
-def sampled(rows=13, **changes):
+def sampled(layers=1, rows=13, **changes):
     """Returns a function that samples texts of prompts, in batches of `rows`."""
-    model, params = with_one_layer(architecture="decoder_lm", position="learned")
+    model, params = with_layers(layers, architecture="decoder_lm", position="learned")
     decoder = Decoder(model, dataclasses.replace(SAMPLED, **changes), rows=rows)
     return lambda prompts: [ids.tolist() for ids in decoder(params, prompts)]
 
 
-def test_a_seed_gives_the_same_texts_each_time_and_another_seed_gives_other_texts():
-    texts, again = sampled()(PROMPTS), sampled.__wrapped__()(PROMPTS)
+@LAYERS
+def test_a_seed_gives_the_same_texts_each_time_and_another_seed_gives_other_texts(layers):
+    texts, again = sampled(layers)(PROMPTS), sampled.__wrapped__(layers)(PROMPTS)
     assert texts == again
-    assert texts != sampled(method="greedy")(PROMPTS)
+    assert texts != sampled(layers, method="greedy")(PROMPTS)
     other_seed, equal_BV = dataclasses.replace(SAMPLED, seed=4), jnp.zeros((97, V))
     assert picked(other_seed, equal_BV) != picked(SAMPLED, equal_BV) == picked(SAMPLED, equal_BV)
     for prompt, ids in zip(PROMPTS, texts, strict=True):
         assert ids[: len(prompt)] == prompt.tolist() and len(ids) <= len(prompt) + EXTRA
 
 
-def test_the_sample_of_a_text_does_not_depend_on_its_batch():
-    assert sampled(rows=2)(PROMPTS) == sampled()(PROMPTS)
-    assert sampled()(PROMPTS[:5]) == sampled()(PROMPTS)[:5]
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 2])
+def test_another_seed_gives_a_model_other_texts(layers):
+    assert sampled(layers, seed=4)(PROMPTS) != sampled(layers)(PROMPTS)
 
 
-def test_the_sample_of_a_text_depends_on_its_number():
-    texts = sampled()([np.array([5, 6, 7], np.int32)] * 7)
+@LAYERS
+def test_the_sample_of_a_text_does_not_depend_on_its_batch(layers):
+    assert sampled(layers, rows=2)(PROMPTS) == sampled(layers)(PROMPTS)
+    assert sampled(layers)(PROMPTS[:5]) == sampled(layers)(PROMPTS)[:5]
+
+
+@LAYERS
+def test_the_sample_of_a_text_depends_on_its_number(layers):
+    texts = sampled(layers)([np.array([5, 6, 7], np.int32)] * 7)
     assert len({tuple(ids) for ids in texts}) > 1
-    assert sampled()(PROMPTS[::-1])[::-1] != sampled()(PROMPTS)
+    assert sampled(layers)(PROMPTS[::-1])[::-1] != sampled(layers)(PROMPTS)
 
 
 def picked(config, logits_BV, index=5):
@@ -625,8 +655,9 @@ def test_of_the_special_symbols_only_the_end_symbol_is_generated():
     assert set(picked(dataclasses.replace(GREEDY, min_length=6), falling_BV)[0]) == {4}
 
 
-def test_sampling_from_the_most_probable_token_alone_is_greedy_decoding():
-    assert sampled(top_k=1)(PROMPTS) == sampled(method="greedy")(PROMPTS)
+@LAYERS
+def test_sampling_from_the_most_probable_token_alone_is_greedy_decoding(layers):
+    assert sampled(layers, top_k=1)(PROMPTS) == sampled(layers, method="greedy")(PROMPTS)
 
 
 def test_a_translation_can_be_sampled_and_does_not_depend_on_other_sources(model, params, expected):

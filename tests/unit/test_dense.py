@@ -12,7 +12,7 @@ from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.model.dense import Dense, matmul
 
 CONFIG = ModelConfig(vocab_size=11, use_bias=True)
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("also_optimized")
 
 ROWS, IN, OUT = (3, 5), (7,), (2, 13)
 

@@ -21,7 +21,7 @@ from flaxformer_lite.model.layers import (
 )
 from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("also_optimized")
 
 B, T, S, D = 2, 5, 7, 13
 CONFIG = ModelConfig(

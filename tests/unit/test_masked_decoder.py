@@ -405,7 +405,9 @@ def test_iterations_and_bounds_of_the_length_change_the_texts():
     def lengths(**changes):
         """Returns the lengths of each source and its text."""
         texts = zip(SOURCES, decoded(**changes), strict=True)
-        return [(len(source), len(ids)) for source, ids in texts if len(source)]
+        pairs = [(len(source), len(ids)) for source, ids in texts]
+        assert [pair for pair in pairs if not pair[0]] == [(0, 0)] * 2  # empty sources
+        return [pair for pair in pairs if pair[0]]
 
     limit = MASK_PREDICT.max_extra_length
     assert min(length for _, length in lengths()) < 7

@@ -17,7 +17,7 @@ from flaxformer_lite.model.attention import MultiHeadAttention
 from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import LearnedPositions, PositionBias, PositionVectors
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
+pytestmark = pytest.mark.usefixtures("also_optimized")
 
 SCHEMES = CHOICES["model.position"]
 D, H, K, INITIAL, LENGTH = 10, 3, 14, 13, 41  # more than three times the length at initialisation

@@ -73,6 +73,7 @@ def init(config):
     return model, {"params": jax.tree.map(sample, param_shapes(model))}, apply
 
 
+@functools.cache
 def number_of_parameters(config):
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_shapes(build_model(config))))
 
@@ -136,9 +137,8 @@ def test_without_use_bias_the_model_has_no_bias(architecture, norm):
 
 
 def test_tied_embeddings_save_two_matrices():
-    tied = dataclasses.replace(BASE, num_encoder_layers=1, num_decoder_layers=1)
-    untied = dataclasses.replace(tied, tie_embeddings=False)
-    assert number_of_parameters(untied) - number_of_parameters(tied) == 2 * 37000 * 512
+    untied = dataclasses.replace(BASE, tie_embeddings=False)
+    assert number_of_parameters(untied) - number_of_parameters(BASE) == 2 * 37000 * 512
 
 
 def test_a_model_without_a_vocabulary_size_is_an_error():
@@ -274,8 +274,8 @@ def test_in_bfloat16_the_gradient_of_every_parameter_is_close_to_that_in_float32
     sizes = dict(vocab_size=300, d_model=32, num_heads=4, d_ff=64, max_length=48)
     config = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, dropout=0.0, **sizes)
     config = dataclasses.replace(config, position=position, activation="silu", output_bias=True)
-    ids = np.minimum(np.random.default_rng(0).zipf(1.3, (2, 64, 48)) + 3, 299).astype(np.int32)
-    batch = {"source": ids[0], "target": ids[1], "row": np.arange(64, dtype=np.int32)}
+    ids = np.minimum(np.random.default_rng(0).zipf(1.3, (2, 128, 48)) + 3, 299).astype(np.int32)
+    batch = {"source": ids[0], "target": ids[1], "row": np.arange(128, dtype=np.int32)}
     params = jax.jit(lambda key: initial(build_model(config), key))(jax.random.key(0))
 
     def gradients(dtype):
