@@ -4,7 +4,6 @@ Translations are compared with references. A language model's bits are counted p
 classifier's predictions are counted in a confusion matrix.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -23,20 +22,9 @@ from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.training import ensemble_step, meshes, metrics, parallel, run_report, step
+from flaxformer_lite.training.saved_evaluation import Evaluation
 
 SAMPLES = 8  # texts that a language model generates at an evaluation
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """The result of evaluating a model on a split."""
-
-    values: dict[str, float]
-    samples: str = ""  # generated texts, for a person to read
-    note: str = ""  # sacreBLEU's signatures, or a classifier's confusion matrix
-    hypotheses: Sequence[str] = ()  # the scored translations
-    scores: scoring.Scores | None = None  # of the hypotheses
-    too_long: int = 0  # sources that exceed the model's length; their translations are empty
 
 
 def by_kind(

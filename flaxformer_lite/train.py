@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from flaxformer_lite import evaluate
 from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import batch_shapes
@@ -27,6 +26,7 @@ from flaxformer_lite.training import (
     origin,
     parallel,
     run_report,
+    saved_evaluation,
     sharding,
     step,
 )
@@ -257,7 +257,7 @@ def finish(trainer: Trainer, evaluator: Evaluator) -> None:
     if jax.process_index() == 0:
         paths, writer = run.paths, trainer.writer
         paths.write_sample("test.txt", result.samples)
-        evaluate.save(
+        saved_evaluation.save(
             result, paths.samples, run=paths.path, split="test", config=config, origin=used
         )
         writer.write(used.step, "test", result.values, parameters=used.remark)

@@ -106,7 +106,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite import evaluate, trained
     from flaxformer_lite.runs import workdir
-    from flaxformer_lite.training import run_report
+    from flaxformer_lite.training import run_report, saved_evaluation
 
     references = {
         str(path): whole_files.read_lines(path, flag="--references") for path in request.references
@@ -130,10 +130,10 @@ def evaluate(arguments: Sequence[str]) -> int:
         "origin": run.origin,
     }
     if run.config.model.architecture == "encoder_decoder":
-        evaluate.check_folder(output)
+        saved_evaluation.check_folder(output)
     if request.output:  # the run's own folder may be a copy, with the results of another workdir
-        evaluate.check_unused(output, **source)
-    evaluate.check_references(
+        saved_evaluation.check_unused(output, **source)
+    saved_evaluation.check_references(
         output, list(references), split=request.split, config=run.config, origin=run.origin
     )
     measured = evaluate.evaluate_run(
@@ -146,7 +146,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     )
     if measured.note:
         print(measured.note)
-    for path in evaluate.save(measured, output, references=list(references), **source):
+    for path in saved_evaluation.save(measured, output, references=list(references), **source):
         print(path)
     return 0
 

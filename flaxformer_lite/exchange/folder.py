@@ -9,14 +9,14 @@ import jax
 import numpy as np
 
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.trained import Trained
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 
 LENGTH = 20  # tokens; the two length penalties agree best at about this length
 
 
-def on_host(run: Trained) -> dict[str, Any]:
+def on_host(params: dict) -> dict[str, Any]:
     """Returns the parameters as float32 NumPy arrays, writable: CTranslate2 quantizes in place."""
-    return jax.tree.map(lambda x: np.array(x, np.float32), jax.device_get(run.params))
+    return jax.tree.map(lambda x: np.array(x, np.float32), jax.device_get(params))
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
@@ -39,9 +39,9 @@ def write_arrays(
         raise OSError(str(error)) from error
 
 
-def write_models(run: Trained, folder: Path) -> None:
-    """Writes the SentencePiece models of the run."""
-    for name, content in run.tokenizer.models.items():
+def write_models(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes the SentencePiece models of `tokenizer`."""
+    for name, content in tokenizer.models.items():
         (folder / name).write_bytes(content)
 
 
@@ -56,11 +56,13 @@ def power_of_length(decode: DecodeConfig) -> float:
     return round(decode.alpha * LENGTH / (5 + LENGTH), 4)
 
 
-def about_decoding(run: Trained, engine: str) -> str:
-    """Returns notes for the card on how decoding with `engine` may differ from the run's."""
-    decode = run.config.decode
+def about_decoding(decode: DecodeConfig, *, longest: int, engine: str) -> str:
+    """Returns notes for the card on how decoding with `engine` may differ from the run's.
+
+    `longest`: the most tokens that a text of the run may have.
+    """
     text = (
-        f"\n\nA text has at most {run.longest} tokens. In the run one ends "
+        f"\n\nA text has at most {longest} tokens. In the run one ends "
         f"{decode.max_extra_length} tokens after its source or prompt at the latest; {engine} "
         "knows one limit for all."
     )

@@ -31,7 +31,7 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
       InputError: about a field, if CTranslate2 cannot run the model.
     """
     model, translates = run.config.model, run.config.model.architecture == "encoder_decoder"
-    spec = ctranslate2_spec.build(model, on_host(run))
+    spec = ctranslate2_spec.build(model, on_host(run.params))
     source, target = (run.tokenizer.vocabulary_of(side) for side in ("source", "target"))
     special = {"bos_token": target[BOS], "eos_token": target[EOS], "unk_token": target[UNK]}
     if translates:
@@ -45,13 +45,15 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
     spec.validate()
     spec.optimize(quantization)
     spec.save(str(folder))
-    write_models(run, folder)
+    write_models(run.tokenizer, folder)
     arguments = ctranslate2_arguments(run.config.decode, translates=translates, longest=run.longest)
     write_json(
         folder / "decode.json", arguments | {"suppress_sequences": [[target[PAD]], [target[BOS]]]}
     )
     usage = _usage(run, source, target, translates=translates)
-    return "CTranslate2", usage + about_decoding(run, "CTranslate2")
+    return "CTranslate2", usage + about_decoding(
+        run.config.decode, longest=run.longest, engine="CTranslate2"
+    )
 
 
 def _usage(run: Trained, source: list[str], target: list[str], *, translates: bool) -> str:

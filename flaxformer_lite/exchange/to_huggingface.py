@@ -30,7 +30,7 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
     Raises:
       InputError: about a field, if a `MarianMTModel` cannot hold the model.
     """
-    model, params = run.config.model, on_host(run)
+    model, params = run.config.model, on_host(run.params)
     marian_config.check_exportable(model)
     vocabularies, special, ids = _vocabularies(run, params)
     rows = {side: len(vocabulary) for side, vocabulary in vocabularies.items()}
@@ -74,7 +74,9 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
         'found = model.generate(**tokenizer(["A text."], return_tensors="pt"))\n'
         "print(tokenizer.batch_decode(found, skip_special_tokens=True))\n```"
     )
-    return "transformers", usage + about_decoding(run, "Transformers")
+    return "transformers", usage + about_decoding(
+        run.config.decode, longest=run.longest, engine="Transformers"
+    )
 
 
 def generation_settings(decode: DecodeConfig, *, longest: int) -> dict[str, Any]:

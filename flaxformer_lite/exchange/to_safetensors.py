@@ -21,7 +21,7 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
     Returns:
       The name of the format, and a text on how to use it.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(on_host(run))
+    leaves = jax.tree_util.tree_leaves_with_path(on_host(run.params))
     arrays = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
     write_arrays(folder / "model.safetensors", arrays)
     write_json(folder / "config.json", config_lib.to_dict(run.config))

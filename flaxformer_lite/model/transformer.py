@@ -9,8 +9,8 @@ from flaxformer_lite.fields import BOS, PAD, ModelConfig
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.embeddings import Inputs, Output, project, token_embedding
 from flaxformer_lite.model.kv_cache import DecoderCache, KVCache
+from flaxformer_lite.model.layers import Decoder, Encoder, Memory
 from flaxformer_lite.model.masks import TokenPositions
-from flaxformer_lite.model.stacks import Decoder, Encoder, Memory
 from flaxformer_lite.system.errors import InputError
 
 # A model with a masked decoder prepends this token, the start symbol, to the source. The encoder's

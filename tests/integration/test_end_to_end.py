@@ -25,12 +25,13 @@ from flaxformer_lite.cli.run_flags import PLOTS
 from flaxformer_lite.config import CHOICES, ModelConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources.datasets import Dataset
-from flaxformer_lite.evaluator import SAMPLES, Evaluation, Evaluator
+from flaxformer_lite.evaluator import SAMPLES, Evaluator
 from flaxformer_lite.model import parameters, transformer
 from flaxformer_lite.system import runtime
 from flaxformer_lite.training import metrics, parallel, run_report
 from flaxformer_lite.training import state as state_lib
 from flaxformer_lite.training import step as step_lib
+from flaxformer_lite.training.saved_evaluation import Evaluation
 
 STEPS = runs.SMALL["train.num_steps"]
 

@@ -11,16 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from flaxformer_lite import evaluate, scoring, trained
+from flaxformer_lite import scoring, trained
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources.examples import Examples
 from flaxformer_lite.decoding.decoder import padded_length, rows_for
-from flaxformer_lite.evaluator import SAMPLES, Evaluation, Evaluator, by_kind
+from flaxformer_lite.evaluator import SAMPLES, Evaluator, by_kind
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.parameters import shapes as param_shapes
-from flaxformer_lite.training import meshes, parallel, run_report
+from flaxformer_lite.training import meshes, parallel, run_report, saved_evaluation
 from flaxformer_lite.training.origin import Origin
+from flaxformer_lite.training.saved_evaluation import Evaluation
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -272,7 +273,7 @@ MEASURED = Evaluation(
 
 def save(folder, measured=MEASURED, **changes):
     config = config_of("encoder_decoder", **changes.pop("decode", {}))
-    return evaluate.save(measured, folder, **of_run("a", config=config, **changes))
+    return saved_evaluation.save(measured, folder, **of_run("a", config=config, **changes))
 
 
 def of_run(name, **changes):
@@ -337,34 +338,34 @@ def test_different_settings_have_different_file_names(tmp_path):
 
 
 def test_files_of_another_run_are_not_overwritten(tmp_path):
-    evaluate.check_unused(tmp_path / "new", **of_run("b"))
+    saved_evaluation.check_unused(tmp_path / "new", **of_run("b"))
     _, scores = save(tmp_path, references=["mine.txt"])
-    (tmp_path / f"{scores.name}.of-somebody{evaluate.SCORES}").write_text("else")
-    evaluate.check_unused(tmp_path, **of_run("a"))
-    evaluate.check_unused(tmp_path, **of_run("b", split="validation"))
+    (tmp_path / f"{scores.name}.of-somebody{saved_evaluation.SCORES}").write_text("else")
+    saved_evaluation.check_unused(tmp_path, **of_run("a"))
+    saved_evaluation.check_unused(tmp_path, **of_run("b", split="validation"))
     words = f"--output={tmp_path}: {scores.name} there is of the run {Path.cwd() / 'a'}; "
     words += "name another folder."
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        evaluate.check_unused(tmp_path, **of_run("b"))
+        saved_evaluation.check_unused(tmp_path, **of_run("b"))
     facts = json.loads(scores.read_text())
     del facts["run"]  # as of an older version
     scores.write_text(json.dumps(facts))
-    evaluate.check_unused(tmp_path, **of_run("b"))
+    saved_evaluation.check_unused(tmp_path, **of_run("b"))
 
 
 def test_scores_against_other_references_of_the_same_name_are_not_overwritten(
     tmp_path,
 ):
     where = {name: value for name, value in of_run("a").items() if name != "run"}
-    evaluate.check_references(tmp_path, ["of/mine.txt"], **where)
-    evaluate.check_references(tmp_path, [], **where)
+    saved_evaluation.check_references(tmp_path, ["of/mine.txt"], **where)
+    saved_evaluation.check_references(tmp_path, [], **where)
     _, scores = save(tmp_path, references=["of/mine.txt"])
-    evaluate.check_references(tmp_path, ["of/mine.txt"], **where)
-    evaluate.check_references(tmp_path, ["other.txt"], **where)
+    saved_evaluation.check_references(tmp_path, ["of/mine.txt"], **where)
+    saved_evaluation.check_references(tmp_path, ["other.txt"], **where)
     words = f"{scores}: there are scores against of/mine.txt; "
     words += "name another folder with --output, or move them."
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        evaluate.check_references(tmp_path, ["others/mine.txt"], **where)
+        saved_evaluation.check_references(tmp_path, ["others/mine.txt"], **where)
 
 
 def test_without_translations_no_files_are_saved(tmp_path):
@@ -376,13 +377,16 @@ def test_without_translations_no_files_are_saved(tmp_path):
 def test_an_error_names_a_folder_that_cannot_be_written_to(tmp_path):
     (tmp_path / "taken").write_text("mine")
     for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        for attempt in (save, evaluate.check_folder):  # the second one before the evaluation
+        for attempt in (
+            save,
+            saved_evaluation.check_folder,
+        ):  # the second one before the evaluation
             with pytest.raises(
                 ValueError,
                 match=rf"^--output={folder}: cannot be written to: .*; name another folder",
             ):
                 attempt(folder)
-    evaluate.check_folder(tmp_path / "new" / "below")
+    saved_evaluation.check_folder(tmp_path / "new" / "below")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 

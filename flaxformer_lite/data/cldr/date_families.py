@@ -14,8 +14,7 @@ from babel.dates import TIMEDELTA_UNITS, format_timedelta
 from babel.lists import format_list
 from babel.units import format_unit
 
-from flaxformer_lite.data.cldr.family import LENGTHS, Family, Style
-from flaxformer_lite.data.cldr.number_families import has_unit
+from flaxformer_lite.data.cldr.family import LENGTHS, Family, Style, has_unit
 
 # Within one century, two digits identify the year.
 ONE_CENTURY = datetime.datetime(1950, 1, 1), datetime.datetime(2050, 1, 1)

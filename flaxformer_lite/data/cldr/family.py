@@ -1,10 +1,11 @@
-"""The type of a family of phrases: a sampler of values, and the styles that render a value."""
+"""The type of a family of phrases, a sampler of values and styles that render one; helpers."""
 
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from babel import Locale
+from babel.units import format_unit
 
 Style = Callable[[Any, Locale], str]
 Sampler = Callable[[random.Random], Any]
@@ -19,3 +20,8 @@ def unambiguous(codes: Iterable[str], name: Callable[[str], str]) -> list[str]:
     for code in codes:
         by_name.setdefault(name(code), code)
     return list(by_name.values())
+
+
+def has_unit(unit: str, locale: Locale) -> bool:
+    """Whether the locale has words for `unit`; otherwise Babel prints the identifier."""
+    return all(unit not in format_unit(2, unit, length, locale=locale) for length in LENGTHS)

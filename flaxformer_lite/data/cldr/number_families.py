@@ -23,7 +23,7 @@ from babel.numbers import (
 )
 from babel.units import format_unit
 
-from flaxformer_lite.data.cldr.family import LENGTHS, Family, unambiguous
+from flaxformer_lite.data.cldr.family import LENGTHS, Family, has_unit, unambiguous
 
 LIVE_CURRENCIES = datetime.date(2024, 1, 1)  # a fixed day, so the list does not depend on the clock
 UNITS = """
@@ -63,11 +63,6 @@ def render_measure(length: str, value: tuple[str, Decimal], locale: Locale) -> s
     """Returns a (unit, number) as text; `length` is one of LENGTHS."""
     unit, number = value
     return format_unit(number, unit, length, locale=locale)
-
-
-def has_unit(unit: str, locale: Locale) -> bool:
-    """Whether the locale has words for `unit`; otherwise Babel prints the identifier."""
-    return all(unit not in format_unit(2, unit, length, locale=locale) for length in LENGTHS)
 
 
 def measures(source: Locale, target: Locale) -> list[Family]:
