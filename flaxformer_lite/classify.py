@@ -16,6 +16,7 @@ from flaxformer_lite import trained
 from flaxformer_lite.data.tokens.tokenizer import pad_rows
 from flaxformer_lite.decoding.decoder import padded_length
 from flaxformer_lite.fields import BOS
+from flaxformer_lite.system import given
 
 ROWS = 64  # texts that are classified at once
 
@@ -39,6 +40,7 @@ class Classifier:
         Raises:
           InputError: a text has more tokens than the model takes.
         """
+        texts = given.texts(texts)
         probability_NC = self.probabilities(texts, name=name, numbers=numbers)
         best_N = probability_NC.argmax(axis=1)
         return [
@@ -52,7 +54,7 @@ class Classifier:
         """Returns the probabilities of `run.label_names` for each text, (N, C); see `__call__`."""
         rows = [
             np.concatenate([[BOS], ids]).astype(np.int32)
-            for ids in self.run.encode(texts, name=name, numbers=numbers)
+            for ids in self.run.encode(given.texts(texts), name=name, numbers=numbers)
         ]
         probability_NC = np.zeros((len(rows), len(self.run.label_names)), np.float32)
         # Texts of the same padded length share batches, so that the probabilities of a text do not

@@ -15,6 +15,7 @@ from ml_collections import config_dict, config_flags
 
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.storage import expanded
 
 PACKAGE = Path(__file__).parent
 
@@ -43,12 +44,19 @@ def shipped_configs(kind: str = ".") -> dict[str, Path]:
 def find_config(name: str, *, flag: str = "--config", kind: str = ".") -> Path:
     """Returns the file of `--config=name`, where `name` is a path or the name of a shipped config.
 
+    The name of a shipped config is that config, also if there is a file of this name.
+
     Raises:
       InputError: `name` is neither.
     """
-    if Path(name).is_file():
-        return Path(name)
-    shipped = shipped_configs(kind)
+    shipped, path = shipped_configs(kind), expanded(name)
+    if path.is_file() and name in shipped:
+        print(
+            f"note: {flag}={name} is the shipped config; the file here is {flag}=./{name}",
+            file=sys.stderr,
+        )
+    elif path.is_file():
+        return path
     if name not in shipped:
         raise InputError(
             f"{flag}={name}: no such file and no shipped config{did_you_mean(name, shipped)}"

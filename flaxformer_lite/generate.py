@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flaxformer_lite import trained
+from flaxformer_lite.system import given
 
 
 class Generator:
@@ -26,7 +27,8 @@ class Generator:
         Raises:
           InputError: a prompt has more tokens than the model takes.
         """
-        return self.run.tokenizer.decode(self._decoder(self.run.params, self.run.encode(prompts)))
+        rows = self.run.encode(given.texts(prompts, name="prompts", item="prompt"))
+        return self.run.tokenizer.decode(self._decoder(self.run.params, rows))
 
 
 def load(

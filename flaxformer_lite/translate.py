@@ -18,6 +18,7 @@ import numpy as np
 from flaxformer_lite import trained
 from flaxformer_lite.lines import chunks
 from flaxformer_lite.lines.line_windows import WINDOW, Answer, Window
+from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
 
 LONG = ("refuse", "split")  # the treatments of a text that is too long for the model
@@ -58,19 +59,28 @@ class Translator:
     def stream(
         self, texts: Iterable[str], *, long: str = "refuse", window: int = WINDOW
     ) -> Iterator[str]:
-        """Yields a translation of each text, in order; reads and translates `window` at a time.
+        """Returns an iterator of the translation of each text, in order.
+
+        It reads and translates `window` texts at a time.
 
         Args:
           long: 'refuse', or 'split' to translate a text that is too long in chunks, see
             `lines.chunks`.
 
         Raises:
-          InputError: see `__call__`; only when such a text is reached.
+          InputError: an argument has another type or value. About a text, see `__call__`: only
+            when the text is reached.
         """
-        answer, texts, first = LineTranslator(self, long=long), iter(texts), 0
-        while lines := list(itertools.islice(texts, window)):
-            yield from answer(Window(lines, first)).lines
-            first += len(lines)
+        window = given.whole_number(window, name="window")
+        answer, checked = LineTranslator(self, long=long), given.each_text(texts)
+
+        def translations() -> Iterator[str]:
+            first = 0
+            while lines := list(itertools.islice(checked, window)):
+                yield from answer(Window(lines, first)).lines
+                first += len(lines)
+
+        return translations()
 
     def n_best(
         self, texts: Sequence[str], n: int, prefixes: Sequence[str] | None = None
@@ -85,6 +95,7 @@ class Translator:
           InputError: see `__call__`; or `decode.method` is not 'beam', or `decode.beam_size` is
             less than n.
         """
+        n = given.whole_number(n, name="n")
         sources, prefix_ids = self._encode(texts, prefixes)
         return self.n_best_of_ids(sources, n, prefix_ids)
 
@@ -102,9 +113,11 @@ class Translator:
     def _encode(
         self, texts: Sequence[str], prefixes: Sequence[str] | None
     ) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+        texts = given.texts(texts)
         sources = _sources(self.run, texts)
         if prefixes is None:
             return sources, None
+        prefixes = given.texts(prefixes, name="prefixes", item="prefix")
         if len(prefixes) != len(texts):
             raise InputError(
                 f"prefixes: expected one a text, {len(texts)}, got {len(prefixes)}; '' is none."

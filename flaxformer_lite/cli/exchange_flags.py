@@ -140,7 +140,7 @@ def parse_export(arguments: Sequence[str]) -> ExportRequest:
 def _folder(name: str) -> Path:
     if in_bucket(name):
         raise InputError(f"{name}: expected a folder on disk; copy it by hand.")
-    return Path(name)
+    return place(name)
 
 
 def _check_installed(command: str, library: str) -> None:

@@ -302,7 +302,7 @@ def _job(values: flags.FlagValues) -> LineJob:
             raise InputError(
                 f"--{flag}: expected a file on disk, got {values[flag].value}; copy it by hand."
             )
-    paths = (Path(path) if path else None for path in (values.input, values.output))
+    paths = (place(path) if path else None for path in (values.input, values.output))
     return LineJob(*paths, values.window, values.restart, values.progress)
 
 

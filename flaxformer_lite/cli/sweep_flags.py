@@ -11,7 +11,7 @@ from flaxformer_lite.cli import parser
 from flaxformer_lite.cli.shared_flags import define_in
 from flaxformer_lite.sweep.request import SweepRequest
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import in_bucket
+from flaxformer_lite.system.storage import in_bucket, place
 
 
 def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
@@ -118,4 +118,4 @@ def _folder(name: str) -> Path:
             f"{name}: expected a folder on a disk that all workers see; a sweep cannot lie in a "
             "bucket."
         )
-    return Path(name)
+    return place(name)

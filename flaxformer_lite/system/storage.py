@@ -30,13 +30,16 @@ def place(name: str | os.PathLike) -> Path:
     """Returns `name` as a `pathlib.Path`, or gs://bucket/folder as a path with the same methods.
 
     Raises:
-      InputError: it is another kind of address, or one that pathlib has shortened as a folder; or
-        the extra for buckets is not installed.
+      InputError: it is no path; or another kind of address, or one that pathlib has shortened as a
+        folder; or the extra for buckets is not installed.
     """
-    name = os.fspath(name)
+    try:
+        name = os.fsdecode(name)
+    except TypeError as error:
+        raise InputError(f"expected a path, got {name!r} ({type(name).__name__}).") from error
     address = re.match(r"([a-z][a-z0-9+.-]*):/", name)
     if address is None:
-        return Path(name)
+        return expanded(name)
     if not name.startswith(BUCKETS):
         raise InputError(
             f"{name}: expected a folder, or {BUCKETS}BUCKET/FOLDER, got an address of "
@@ -50,6 +53,17 @@ def place(name: str | os.PathLike) -> Path:
         )
     _set_up_buckets(name)
     return epath.Path(name)
+
+
+def expanded(name: str) -> Path:
+    """Returns `name` as a path on disk; '~' at its start is the home folder.
+
+    A shell leaves '~' as it is in --workdir=~/runs.
+    """
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{name}: there is no such user; check the name after '~'.") from error
 
 
 def in_bucket(path: Path) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from flaxformer_lite.data.sources import text_files
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.storage import expanded
 
 # For each kind of dataset, the allowed forms of (a pair of files, one file).
 FORMS = {
@@ -112,7 +113,7 @@ def _distinct_words(paths: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _expanded(field: str, pattern: str) -> list[str]:
-    path = os.path.expanduser(pattern)
+    path = str(expanded(pattern))
     found = [path]
     if not os.path.isfile(path):
         found = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
