@@ -15,7 +15,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -69,6 +69,23 @@ __all__ = [  # the names that users import
 ]
 
 
+class Section(config_dict.ConfigDict):
+    """The fields of a section; remembers which were set to the value that they had already.
+
+    Such a field was given although it changes nothing. `resolve` refuses it like any other value
+    that would have no effect.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        object.__setattr__(self, "given", set())
+        super().__init__(*arguments, **options)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        unchanged = name in self and self[name] == value
+        super().__setitem__(name, value)
+        (self.given.add if unchanged else self.given.discard)(name)
+
+
 def default_config() -> config_dict.ConfigDict:
     """Returns all defaults as a ConfigDict.
 
@@ -81,7 +98,7 @@ def to_config_dict(config: Config) -> config_dict.ConfigDict:
     """Returns the ConfigDict that `resolve` converts to `config`."""
     result = config_dict.ConfigDict()
     for section in dataclasses.fields(config):
-        result[section.name] = config_dict.ConfigDict()
+        result[section.name] = Section()
         values, hints = getattr(config, section.name), typing.get_type_hints(section.type)
         for field in dataclasses.fields(values):
             value = getattr(values, field.name)
@@ -109,8 +126,12 @@ def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def resolve(user_config: Mapping[str, Any]) -> Config:
+def resolve(user_config: Mapping[str, Any], *, given: Collection[str] = ()) -> Config:
     """Returns the `Config` of a ConfigDict or of nested dicts.
+
+    Args:
+      given: fields, 'section.field', that a user gave, even if the value is the default. Those that
+        a config file or a flag set in `default_config()` are known.
 
     Raises:
       InputError: a section or field is unknown (the message suggests the nearest name), a value
@@ -134,9 +155,15 @@ def resolve(user_config: Mapping[str, Any]) -> Config:
         }
         resolved[section] = section_class(**checked)
     config = Config(**resolved)
-    changed = {name: default for name, default, _ in differences(Config(), config)}
-    check_contradictions(config, changed)
+    given = {*given, *_given_unchanged(user_config)}
+    check_contradictions(config, given | {name for name, *_ in differences(Config(), config)})
     return config
+
+
+def _given_unchanged(user_config: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the fields that were set to the value that they had already, see `Section`."""
+    for section, values in user_config.items():
+        yield from (f"{section}.{name}" for name in getattr(values, "given", ()))
 
 
 def with_vocabulary(config: Config, vocab_size: int) -> Config:

@@ -1,8 +1,7 @@
 """Refuses a config whose fields contradict each other or have no effect; names the field."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Set
 
 from flaxformer_lite.fields import (
     CHOICES,
@@ -17,17 +16,17 @@ from flaxformer_lite.fields import (
 from flaxformer_lite.system.errors import InputError
 
 
-def check_contradictions(config: Config, changed: Mapping[str, Any]) -> None:
+def check_contradictions(config: Config, given: Set[str]) -> None:
     """Raises InputError if two fields contradict each other.
 
     Args:
-      changed: 'section.field' to the default, for each field that differs from its default.
+      given: 'section.field' of each field that differs from its default, or was given.
     """
     check_model(config.model)
     check_method(config.model, config.decode)
-    _check_ignored(config, changed)
+    _check_ignored(config, given)
     _check_batches(config)
-    _check_own_text(config, changed)
+    _check_own_text(config, given)
     _check_packing(config)
     _check_training(config)
     _check_parallel(config)
@@ -114,23 +113,28 @@ def check_method(model: ModelConfig, decode: DecodeConfig) -> None:
         )
 
 
-def _check_ignored(config: Config, changed: Mapping[str, Any]) -> None:
-    """Raises InputError if a changed field has no effect."""
-    for name in sorted(changed.keys() & READ_IF.keys()):
+def _check_ignored(config: Config, given: Set[str]) -> None:
+    """Raises InputError if a given field has no effect."""
+    for name in sorted(given & READ_IF.keys()):
         other, wanted = READ_IF[name]
-        section, field = other.split(".")
-        if getattr(getattr(config, section), field) != wanted:
-            raise InputError(
-                f"config.{name}: requires {other}={wanted!r}; set that, or this to "
-                f"{changed[name]!r}."
-            )
+        if _value(config, other) != wanted:
+            default = _value(Config(), name)
+            is_default = _value(config, name) == default
+            this = "leave this unset" if is_default else f"this to {default!r}"
+            raise InputError(f"config.{name}: requires {other}={wanted!r}; set that, or {this}.")
     if config.model.architecture == "encoder_classifier":
-        for name in sorted(changed):
+        for name in sorted(given):
             if name.startswith(("decode.", "model.output_bias", "model.tie_embeddings")):
                 raise InputError(
                     f"config.{name}: a classifier generates no text and ignores this; leave it "
                     "unset."
                 )
+
+
+def _value(config: Config, name: str) -> object:
+    """Returns the value of 'section.field'."""
+    section, field = name.split(".")
+    return getattr(getattr(config, section), field)
 
 
 def _check_batches(config: Config) -> None:
@@ -164,7 +168,7 @@ def _check_batches(config: Config) -> None:
         )
 
 
-def _check_own_text(config: Config, changed: Mapping[str, Any]) -> None:
+def _check_own_text(config: Config, given: Set[str]) -> None:
     """Raises InputError if a dataset lacks files or cannot read them."""
     data = config.data
     datasets = {
@@ -186,7 +190,7 @@ def _check_own_text(config: Config, changed: Mapping[str, Any]) -> None:
                 f"config.data.{split}_files: required by {dataset}, for example {example}."
             )
     for name in ("faults", "longest_line"):
-        if f"data.{name}" in changed and not set(OWN_TEXT) & set(datasets.values()):
+        if f"data.{name}" in given and not set(OWN_TEXT) & set(datasets.values()):
             raise InputError(
                 f"config.data.{name}: applies only to custom text: {', '.join(OWN_TEXT)}; leave "
                 "it unset."

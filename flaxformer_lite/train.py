@@ -169,13 +169,23 @@ def _create(workdir: Path, config: Config, same_result: bool) -> None:
 
 
 def find_start(run: Run) -> Start:
-    """Reads the newest checkpoint, if any, and the scores of all evaluations up to it."""
+    """Reads the newest checkpoint, if any, and the scores of all evaluations up to it.
+
+    Raises:
+      InputError: the checkpoint is of a step after the last one of the config.
+    """
     imported = workdir_lib.is_untrained(run.paths.path)
     abstract_parts = run.mode.abstract(to_parts(run.abstract_state))
     restored = None if imported else run.checkpoints.restore_newest(abstract_parts)
     if restored is None:
         return Start(0, None, {}, imported)
     parts, record = restored
+    if record["step"] > run.config.train.num_steps:
+        raise InputError(
+            f"config.train.num_steps: the run in {run.paths.path} has done {record['step']:,} "
+            f"steps, got {run.config.train.num_steps:,}; set it to that or more, or use a new "
+            "--workdir."
+        )
     run.scores.update(evaluations.known_scores(record, run.paths, run.config.train.best_metric))
     return Start(int(record["step"]), parts, record, imported)
 

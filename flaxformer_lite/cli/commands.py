@@ -1,5 +1,6 @@
 """The commands: `flaxformer-lite COMMAND ...`, or `python -m flaxformer_lite COMMAND ...`."""
 
+import importlib.metadata
 import io
 import os
 import sys
@@ -123,12 +124,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         )
     output = request.output or workdir.Workdir(request.workdir).samples
     run = trained.with_decode(run, request.decode)
-    source = {
-        "run": request.workdir,
-        "split": request.split,
-        "config": run.config,
-        "origin": run.origin,
-    }
+    source = dict(run=request.workdir, split=request.split, config=run.config, origin=run.origin)
     if run.config.model.architecture == "encoder_decoder":
         saved_evaluation.check_folder(output)
     if request.output:  # the run's own folder may be a copy, with the results of another workdir
@@ -140,10 +136,8 @@ def evaluate(arguments: Sequence[str]) -> int:
         run, request.split, references=references, **request.resampling
     )
     intervals = measured.scores.intervals if measured.scores else None
-    print(
-        f"{request.workdir}, {request.split} split, "
-        f"{run.origin}\n{run_report.table(measured.values, intervals)}"
-    )
+    print(f"{request.workdir}, {request.split} split, {run.origin}")
+    print(run_report.table(measured.values, intervals))
     if measured.note:
         print(measured.note)
     for path in saved_evaluation.save(measured, output, references=list(references), **source):
@@ -326,12 +320,14 @@ def export(arguments: Sequence[str]) -> int:
     from flaxformer_lite.exchange import exports
 
     run = trained.with_decode(trained.load(request.workdir, **request.model), request.decode)
-    options = {
-        "kind": request.kind,
-        "quantization": request.quantization,
-        "license": request.license,
-    }
-    exports.export(run, request.workdir, request.output, **options)
+    exports.export(
+        run,
+        request.workdir,
+        request.output,
+        kind=request.kind,
+        quantization=request.quantization,
+        license=request.license,
+    )
     print(f"{request.output}: {run.origin} of {request.workdir}; its README.md shows how to use it")
     return 0
 
@@ -370,6 +366,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # prints a path that is not UTF-8 as it is
         sys.stdout.reconfigure(errors="surrogateescape")
+    if arguments[:1] == ["--version"]:
+        print(f"flaxformer-lite {importlib.metadata.version('flaxformer_lite')}")
+        sys.exit(0)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(USAGE)
         sys.exit(0 if arguments else 2)

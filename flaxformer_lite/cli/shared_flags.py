@@ -8,6 +8,7 @@ from absl import flags
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.storage import expanded, in_bucket
 
 DECODE = {  # every field of DecodeConfig: its type and its help text
     "method": ("string", "decoding method: greedy, sample, beam or mask_predict"),
@@ -104,5 +105,13 @@ def model_given(values: flags.FlagValues) -> dict[str, object]:
 
 
 def listed(given: Sequence[str]) -> list[str]:
-    """Returns the values of a flag that may be given several times, each with commas."""
-    return [name for names in given for name in names.split(",")]
+    """Returns the values of a flag that may be given several times, each with commas.
+
+    A value that names an existing file or folder is that one, commas included.
+    """
+    is_file = lambda value: not in_bucket(value) and expanded(value).exists()  # noqa: E731
+    return [
+        name
+        for value in given
+        for name in ([value] if "," in value and is_file(value) else value.split(","))
+    ]
