@@ -21,6 +21,7 @@ from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 from flaxformer_lite.training import meshes, metrics, origin, parallel, sharding
@@ -213,9 +214,7 @@ def source_language(config: Config) -> str | None:
     if data.source_language or data.languages:
         return data.source_language or data.languages[0]
     if data.dataset in OWN_TEXT:
-        endings = [
-            Path(path.rstrip("*").removesuffix(".gz")).suffix[1:] for path in data.train_files
-        ]
+        endings = [Path(without_suffix(path.rstrip("*"))).suffix[1:] for path in data.train_files]
         return endings[0] if len(set(endings)) == 2 and all(endings) else None
     if data.tokenizer == "marian" and data.dataset == DataConfig().dataset:
         return None  # imported weights, not trained yet

@@ -1,6 +1,6 @@
 """Resumable jobs: a model's output for a file of lines of any size, window by window, in order.
 
-The output for F is appended to `F.partial`. After each window, `F.partial.json` records the lines
+The output for F is appended to `F.partial`, each window compressed if the name of F says so. After each window, `F.partial.json` records the lines
 and bytes that are done, the hash of these bytes, and the settings and model. A restarted job checks
 the same input bytes, truncates output after the record, and resumes; at the end F appears by a
 rename. Windows depend only on the input, so a killed and restarted job writes the same bytes as an
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import tqdm
 
 from flaxformer_lite.lines.line_windows import WINDOW, Answer, LineReader, Window, as_text
+from flaxformer_lite.system.compressed import compressor
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import NO_LOCKS, behind_links, is_stream
 
@@ -81,6 +82,7 @@ class _Stream:
 
     def __init__(self, file: BinaryIO, path: Path | None = None):
         self._file, self._path, self.split = file, path, 0
+        self._compress = compressor(path)
 
     def __enter__(self) -> "_Stream":
         return self
@@ -97,7 +99,7 @@ class _Stream:
     def write(self, answer: Answer, reader: LineReader) -> None:
         """Writes the output for the last window of `reader`."""
         try:
-            self._file.write(as_text(answer.lines).encode())
+            self._file.write(self._compress(as_text(answer.lines).encode()))
             self._file.flush()
         except OSError as error:
             if self._path is None or isinstance(error, BrokenPipeError):
@@ -115,7 +117,8 @@ class _ResumableFile(_Stream):
     def __init__(self, job: LineJob, reader: LineReader, asked: Mapping[str, Any]):
         """Opens the partial file, and skips in `reader` the lines that are done."""
         path = behind_links(job.output)
-        self._asked, self._lines = json.loads(json.dumps(asked)), 0
+        packed = {} if compressor(path) is bytes else {"--output": path.suffix.lower()}
+        self._asked, self._lines = json.loads(json.dumps(asked | packed)), 0
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         self._partial = path.with_name(f"{path.name}.partial")
@@ -216,6 +219,9 @@ class _ResumableFile(_Stream):
     def finish(self) -> None:
         """Renames the complete file, then removes the record, which is ignored without the file."""
         try:
+            if not self._file.tell():
+                self._file.write(self._compress(b""))
+                self._file.flush()
             self._partial.replace(self._path)
             self._record.unlink(missing_ok=True)
         except OSError as error:

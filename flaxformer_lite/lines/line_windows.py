@@ -1,7 +1,6 @@
 """Reads lines in windows, so that an input of any size, or an endless one, takes little memory."""
 
 import codecs
-import gzip
 import hashlib
 import io
 import os
@@ -11,8 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
 
+from flaxformer_lite.system.compressed import (
+    UNREADABLE,
+    is_compressed,
+    open_bytes,
+    why_unreadable,
+)
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import UNREADABLE, open_bytes, why_unreadable
 
 # Lines of a window: enough for 8 batches of the shortest sentences, sorted by length. A larger one
 # would delay the output of a pipe, and cost more work to repeat after a kill.
@@ -43,12 +47,12 @@ class Answer(NamedTuple):
 
 
 def decode_line(line: bytes, name: str, number: int) -> str:
-    """Returns a line without its end (LF or CRLF), and line 1 without a byte order mark.
+    """Returns a line without its end (LF or CRLF) and without a byte order mark at its start.
 
     Raises:
       InputError: the line is not UTF-8.
     """
-    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+    line = line.removeprefix(codecs.BOM_UTF8)
     try:
         return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
@@ -157,7 +161,7 @@ class LineReader:
 
 def _size(file: BinaryIO) -> int | None:
     try:
-        if isinstance(getattr(file, "raw", None), gzip.GzipFile):
+        if is_compressed(file):
             return None
         found = os.fstat(file.fileno())
     except (OSError, io.UnsupportedOperation):

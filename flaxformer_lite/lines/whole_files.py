@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flaxformer_lite.lines.line_windows import as_text, decode_line
+from flaxformer_lite.system.compressed import UNREADABLE, compressor, open_bytes, why_unreadable
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import (
-    UNREADABLE,
     behind_links,
     in_bucket,
     is_stream,
-    open_bytes,
-    why_unreadable,
     why_unwritable,
     write_whole,
 )
@@ -24,7 +22,7 @@ from flaxformer_lite.system.storage import (
 def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     """Returns the lines of a UTF-8 file, or of standard input, without line ends (LF or CRLF).
 
-    A file whose name ends in .gz is decompressed.
+    A compressed file is decompressed, see `system.compressed`.
 
     Args:
       flag: the flag in error messages.
@@ -59,20 +57,21 @@ def check_output(path: Path | None) -> None:
 def write_lines(path: Path | None, lines: Sequence[str]) -> None:
     """Writes the lines to a file (atomically), a pipe, a device or standard output.
 
-    A line end within a line becomes a space.
+    A line end within a line becomes a space. A file is compressed if its name says so, see
+    `system.compressed`.
 
     Raises:
       InputError: the file cannot be written.
     """
-    text = as_text(lines)
+    content = compressor(path)(as_text(lines).encode())
     if path is None:
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
         return
     try:
         if is_stream(path):
-            path.write_bytes(text.encode())
+            path.write_bytes(content)
         else:
-            write_whole(path if in_bucket(path) else behind_links(path), text)
+            write_whole(path if in_bucket(path) else behind_links(path), content)
     except OSError as error:
         raise InputError(f"--output={path}: cannot be written: {error.strerror}.") from error

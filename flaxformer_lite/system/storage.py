@@ -3,25 +3,19 @@
 import contextlib
 import errno
 import fcntl
-import gzip
 import importlib.util
-import io
 import os
 import re
 import shutil
 import urllib.parse
 import uuid
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from etils import epath
 
 from flaxformer_lite.system.errors import InputError
 
-UNREADABLE = (OSError, EOFError, zlib.error)  # raised by reading a file; by gzip all 3
-CHUNK = 1 << 20  # bytes that are read at once
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # error codes of a disk without locks
 BUCKETS = "gs://"
 
@@ -173,23 +167,6 @@ def remove_tree(folder: Path) -> None:
             folder.rmtree()
     else:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def open_bytes(path: str | Path) -> BinaryIO:
-    """Opens a file for reading bytes, decompressed if its name ends in .gz.
-
-    Opening and reading raise `UNREADABLE`.
-    """
-    return (
-        io.BufferedReader(gzip.open(path), CHUNK)
-        if str(path).endswith(".gz")
-        else open(path, "rb", CHUNK)
-    )
-
-
-def why_unreadable(error: Exception) -> str:
-    """Returns the message of an error of `UNREADABLE`."""
-    return getattr(error, "strerror", None) or str(error)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

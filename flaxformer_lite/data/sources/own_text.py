@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flaxformer_lite.data.sources import text_files
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
+from flaxformer_lite.system.compressed import is_gzip, without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import expanded
 
@@ -100,10 +101,10 @@ def _paired_files(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...],
 def _distinct_words(paths: Sequence[str]) -> list[tuple[str, ...]]:
     """Returns the words of each path without the common prefix and suffix of all paths.
 
-    A punctuation mark is a word, and `.gz` is ignored. 'en/a.1.txt' and 'en/b.1.txt' become ('a',)
+    A punctuation mark is a word, and the end of a compressed file is ignored. 'en/a.1.txt' and 'en/b.1.txt' become ('a',)
     and ('b',).
     """
-    rows = [re.findall(r"[^\W_]+|[\W_]", path.removesuffix(".gz")) for path in paths]
+    rows = [re.findall(r"[^\W_]+|[\W_]", without_suffix(path)) for path in paths]
     for _ in ("prefix", "suffix"):  # each pass reverses the words
         shared = list(
             itertools.takewhile(lambda words: len(set(words)) == 1, zip(*rows, strict=False))
@@ -121,12 +122,13 @@ def _expanded(field: str, pattern: str) -> list[str]:
         raise InputError(
             f"{field}: there is no file {pattern!r} (relative to {os.getcwd()}); check the path."
         )
-    unpacked = {file.removesuffix(".gz") for file in found if file.endswith(".gz")}
-    if both := sorted(set(found) & unpacked):
-        raise InputError(
-            f"{field}: {pattern!r} matches both {both[0]} and {both[0]}.gz; remove one, or name "
-            "the other."
-        )
+    unpacked: dict[str, str] = {}
+    for file in sorted(found):
+        if (other := unpacked.setdefault(without_suffix(file), file)) != file:
+            raise InputError(
+                f"{field}: {pattern!r} matches both {other} and {file}; remove one, or name the "
+                "other."
+            )
     return found
 
 
@@ -143,14 +145,14 @@ def _form(field: str, rows: Sequence[Sequence[str]], allowed: Sequence[str]) -> 
         what = "a pair of files" if len(rows[0]) == 2 else "one file or glob"
         raise InputError(
             f"{field}: expected {' or '.join(words[form] for form in allowed)} for {what}, all in "
-            f"one form, got {', '.join(suffixes.values())}; .gz may follow."
+            f"one form, got {', '.join(suffixes.values())}; .gz and the like may follow."
         )
     return forms.pop()
 
 
 def _suffix(path: str) -> str:
     """Returns 'en' for 'a/train.en.gz'; '' for a name without a suffix."""
-    return Path(path.removesuffix(".gz")).suffix[1:]
+    return Path(without_suffix(path)).suffix[1:]
 
 
 def _fields(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
@@ -326,7 +328,7 @@ def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
     """Returns 20 hexadecimal digits of all that the dataset depends on: files and settings."""
     files = {
-        split: [[(contents[path], path.endswith(".gz")) for path in paths] for paths in corpus.rows]
+        split: [[(contents[path], is_gzip(path)) for path in paths] for paths in corpus.rows]
         for split, corpus in found.items()
     }
     read = {split: (corpus.form, corpus.fields) for split, corpus in found.items()}

@@ -1,9 +1,10 @@
 """Custom text files, read and checked line by line, so a corpus need not fit into memory.
 
-Files are plain, or gzip if their name ends in .gz. Only LF ends a line. There are three cases:
+Files may be compressed, see `system.compressed`. Only LF ends a line. There are three cases:
 
-    cleaned     silently: CRLF becomes LF, a byte order mark at the start of a file is removed, the
-                last line may lack its LF, white space around a label is stripped.
+    cleaned     silently: CRLF becomes LF, a byte order mark at the start of a line is removed (cat
+                leaves those of its files), the last line may lack its LF, white space around a
+                label is stripped.
     malformed   a line with a fault, one of SORTS. `data.faults` chooses between an error and
                 dropping the example. A line has at most one fault, the first in the order of SORTS;
                 an example of two files can have one in each.
@@ -21,8 +22,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
+from flaxformer_lite.system.compressed import UNREADABLE, open_bytes, why_unreadable
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import UNREADABLE, open_bytes, why_unreadable
 
 SORTS = (
     "too long",
@@ -212,8 +213,7 @@ def lines(path: str, *, longest: int) -> Iterator[bytes]:
                 end = line
                 while end and not end.endswith(b"\n"):
                     end = file.readline(CHUNK)
-                if number == 0:
-                    line = line.removeprefix(codecs.BOM_UTF8)
+                line = line.removeprefix(codecs.BOM_UTF8)
                 yield line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
                 number += 1
     except UNREADABLE as error:
