@@ -1,12 +1,13 @@
 """Resumable jobs: a model's output for a file of lines of any size, window by window, in order.
 
-The output for F is appended to `F.partial`, each window compressed if the name of F says so. After each window, `F.partial.json` records the lines
-and bytes that are done, the hash of these bytes, and the settings and model. A restarted job checks
-the same input bytes, truncates output after the record, and resumes; at the end F appears by a
-rename. Windows depend only on the input, so a killed and restarted job writes the same bytes as an
-uninterrupted one. Lines after the done ones may change: a refused line can be fixed. Malformed
-lines are not searched in advance, because that needs another pass and is impossible for a pipe: a
-malformed line stops the job, and the output before it is kept.
+The output for F is appended to `F.partial`, each window compressed if the name of F says so. After
+each window, `F.partial.json` records the lines and bytes that are done, the hash of these bytes,
+and the settings and model. A restarted job checks the same input bytes, truncates output after the
+record, and resumes; at the end F appears by a rename. Windows depend only on the input, so a killed
+and restarted job writes the same bytes as an uninterrupted one. Lines after the done ones may
+change: a refused line can be fixed. Malformed lines are not searched in advance, because that needs
+another pass and is impossible for a pipe: a malformed line stops the job, and the output before it
+is kept.
 """
 
 import contextlib

@@ -35,7 +35,7 @@ class NoDecompressor(OSError):
 
 
 def _zstd(function: str) -> Callable[[Any], Any]:
-    """Returns a function of zstd, from Python's library or from zstandard, looked up when called."""
+    """Returns 'open' or 'compress' of zstd, of Python's library or zstandard, found when called."""
 
     def call(content: Any) -> Any:
         if importlib.util.find_spec("compression") is not None:  # Python 3.14
@@ -82,7 +82,7 @@ def open_bytes(path: str | Path) -> BinaryIO:
 
     Opening and reading raise `UNREADABLE`.
     """
-    file = open(path, "rb", CHUNK)
+    file = open(path, "rb", CHUNK)  # noqa: SIM115: the caller closes it
     try:
         head = file.peek(16)[:16]
         for each in FORMATS:

@@ -101,8 +101,8 @@ def _paired_files(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...],
 def _distinct_words(paths: Sequence[str]) -> list[tuple[str, ...]]:
     """Returns the words of each path without the common prefix and suffix of all paths.
 
-    A punctuation mark is a word, and the end of a compressed file is ignored. 'en/a.1.txt' and 'en/b.1.txt' become ('a',)
-    and ('b',).
+    A punctuation mark is a word; `.gz` and the like are ignored. 'en/a.1.txt' and 'en/b.1.txt'
+    become ('a',) and ('b',).
     """
     rows = [re.findall(r"[^\W_]+|[\W_]", without_suffix(path)) for path in paths]
     for _ in ("prefix", "suffix"):  # each pass reverses the words
