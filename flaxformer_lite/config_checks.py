@@ -306,6 +306,11 @@ def _check_best_metric(config: Config) -> None:
             f"config.train.best_metric: {metric!r} needs translations, but "
             "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."
         )
+    if config.data.bleu_tokenizer is not None and pretokenized:
+        raise InputError(
+            "config.data.bleu_tokenizer: the texts of data.pretokenized=True are not tokenized "
+            "again; leave it unset."
+        )
     computed = {False: ("bleu", "chrf"), True: ("bleu_tokenized",)}  # by data.pretokenized
     if metric in computed[not pretokenized]:
         raise InputError(

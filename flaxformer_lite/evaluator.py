@@ -21,7 +21,15 @@ from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
-from flaxformer_lite.training import ensemble_step, meshes, metrics, parallel, run_report, step
+from flaxformer_lite.training import (
+    ensemble_step,
+    evaluations,
+    meshes,
+    metrics,
+    parallel,
+    run_report,
+    step,
+)
 from flaxformer_lite.training.saved_evaluation import Evaluation
 
 SAMPLES = 8  # texts that a language model generates at an evaluation
@@ -144,10 +152,13 @@ class Evaluator:
         bootstrap: int,
         seed: int,
     ) -> scoring.Scores:
-        tokenized = self._config.data.pretokenized
+        settings = {
+            "tokenized": self._config.data.pretokenized,
+            "tokenizer": evaluations.bleu_tokenizer(self._config),
+        }
         if not bootstrap:
-            return scoring.score(hypotheses, references, tokenized=tokenized)
-        options = {"bootstrap": bootstrap, "seed": seed, "tokenized": tokenized}
+            return scoring.score(hypotheses, references, **settings)
+        options = {"bootstrap": bootstrap, "seed": seed, **settings}
         return scoring.resample([hypotheses], references, **options)[0]
 
     def _sum_over(self, split: Split, params: dict, name: str) -> metrics.Sums | jax.Array:

@@ -132,6 +132,8 @@ class DataConfig:
     seed: int = 0
     # the texts are tokenised already: the metric is 'bleu_tokenized' in place of 'bleu'
     pretokenized: bool = False
+    # sacreBLEU's tokenizer; None: by the target language, 'zh' for Chinese, '13a' for most
+    bleu_tokenizer: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,6 +263,9 @@ class Config:
 # Ids of the special tokens, the same in every vocabulary: padding, start, end, unknown.
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
+# of sacreBLEU
+BLEU_TOKENIZERS = ("13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores200", "spm")
+
 CHOICES = {
     "model.architecture": ("encoder_decoder", "encoder_classifier", "decoder_lm"),
     "model.position": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "alibi", "none"),
@@ -276,6 +281,7 @@ CHOICES = {
     "data.tokenizer": ("unigram", "bpe", "marian"),
     "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
+    "data.bleu_tokenizer": BLEU_TOKENIZERS,
     "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
     "decode.method": ("greedy", "sample", "beam", "mask_predict"),
     "decode.penalty": ("wu", "power"),
@@ -333,7 +339,9 @@ READ_IF = {
     "model.pooling": ("model.architecture", "encoder_classifier"),
     "data.num_buckets": ("data.packing", False),
     "train.r_drop": ("model.decoder", "causal"),
-    "data.pretokenized": ("model.architecture", "encoder_decoder"),
+    **dict.fromkeys(
+        ("data.pretokenized", "data.bleu_tokenizer"), ("model.architecture", "encoder_decoder")
+    ),
     **dict.fromkeys(
         ("decode.temperature", "decode.top_k", "decode.top_p", "decode.seed"),
         ("decode.method", "sample"),
@@ -367,6 +375,7 @@ FIXED_BY_WEIGHTS = (
 MAY_DIFFER_ON_RESUME = (
     "parallel.",
     "decode.",
+    "data.bleu_tokenizer",
     "model.backend",
     "model.remat",
     *(f"train.{name}" for name in RESUMED),

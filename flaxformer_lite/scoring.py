@@ -1,14 +1,21 @@
-"""Scores of translations: BLEU and chrF by sacreBLEU, exact match, and confidence intervals.
+"""Scores of translations: BLEU, chrF and TER by sacreBLEU, exact match, confidence intervals.
 
 There are 2 kinds of BLEU, with different names. `bleu` and `chrf` compare raw texts with raw
-references; sacreBLEU tokenizes both. `bleu_tokenized` compares texts that are already tokenized, as
-papers before sacreBLEU did. It depends on the tokenizer of the references, and is not comparable
-with `bleu` (Post 2018, "A Call for Clarity in Reporting BLEU Scores").
+references; for BLEU sacreBLEU tokenizes both, by a tokenizer that fits the target language, see
+`tokenizer_for`. Scores by different tokenizers are not comparable. `bleu_tokenized` compares texts
+that are already tokenized, as papers before sacreBLEU did. It depends on the tokenizer of the
+references, and is not comparable with `bleu` (Post 2018, "A Call for Clarity in Reporting BLEU
+Scores").
 """
 
 import contextlib
 import dataclasses
+import importlib.util
+import io
+import itertools
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,11 +23,28 @@ import numpy as np
 import sacrebleu
 from sacrebleu.significance import PairedTest, estimate_ci
 
+from flaxformer_lite.fields import BLEU_TOKENIZERS
 from flaxformer_lite.system.errors import InputError
 
 SEED = 12345  # of resampling; sacreBLEU's default
+DEFAULT_TOKENIZER = "13a"  # for languages that separate words by spaces
+# By language: MeCab's tokenizer and the module that it needs; without it, characters.
+MECAB = {"ja": ("ja-mecab", "MeCab"), "ko": ("ko-mecab", "mecab_ko")}
+# languages that do not separate words by spaces, and have no tokenizer of their own
+UNSPACED = ("th", "km", "lo", "my")
 
 Texts = Sequence[str]
+Metric = sacrebleu.BLEU | sacrebleu.CHRF | sacrebleu.TER
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How texts are compared."""
+
+    tokenizer: str = DEFAULT_TOKENIZER  # of BLEU, one of BLEU_TOKENIZERS
+    tokenized: bool = False  # whether the texts are already tokenized
+    lowercase: bool = False  # whether case is ignored, by BLEU, chrF and TER
+    ter: bool = False  # whether TER is computed too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,20 +78,59 @@ def check_counts(counts: Mapping[str, int]) -> None:
             )
 
 
-def score(hypotheses: Texts, references: Sequence[Texts], *, tokenized: bool = False) -> Scores:
+def tokenizer_for(language: str | None) -> str:
+    """Returns BLEU's tokenizer for a target language such as 'zh' or 'zh_Hans'; None: unknown."""
+    primary = re.split("[-_]", language or "")[0].lower()
+    if primary in MECAB:
+        name, module = MECAB[primary]
+        return name if importlib.util.find_spec(module) is not None else "char"
+    if primary in ("zh", "yue"):
+        return "zh"
+    return "char" if primary in UNSPACED else DEFAULT_TOKENIZER
+
+
+def warn_if_unspaced(texts: Texts) -> None:
+    """Warns if texts that 13a would tokenize are in a script without spaces."""
+    text = "".join(itertools.islice(texts, 1000))
+    letters = [character for character in text if character.isalpha()]
+    if sum(map(_is_unspaced, letters)) > len(letters) / 2:
+        print(
+            "warning: most letters are of a script without spaces between words, and BLEU by 13a "
+            "takes a sentence for one word; name the tokenizer, as --tokenize=zh or char.",
+            file=sys.stderr,
+        )
+
+
+def _is_unspaced(letter: str) -> bool:
+    """Whether a letter is Han, Kana, Thai, Lao, Burmese or Khmer."""
+    number = ord(letter)
+    blocks = (
+        (0x0E00, 0x0EFF),
+        (0x1000, 0x109F),
+        (0x1780, 0x17FF),
+        (0x3040, 0x30FF),
+        (0x3400, 0x9FFF),
+        (0xF900, 0xFAFF),
+        (0x20000, 0x3FFFF),
+    )
+    return any(first <= number <= last for first, last in blocks)
+
+
+def score(hypotheses: Texts, references: Sequence[Texts], **settings: object) -> Scores:
     """Returns the scores of translations against 1 or more references each.
 
     Args:
       references: sequences with a text for every translation.
-      tokenized: whether the texts are already tokenized.
+      settings: fields of `Settings`.
 
     Raises:
-      InputError: there are no translations, or the numbers of translations and references differ.
+      InputError: there are no translations, or the numbers of translations and references differ;
+        or the tokenizer is not installed.
     """
     _check(hypotheses, references)
     values = {"exact_match": float(exact_matches(hypotheses, references).mean())}
     signatures = {}
-    for name, metric in corpus_metrics(tokenized).items():
+    for name, metric in corpus_metrics(Settings(**settings)).items():
         values[name] = metric.corpus_score(
             list(hypotheses), [list(texts) for texts in references]
         ).score
@@ -81,7 +144,7 @@ def resample(
     *,
     bootstrap: int,
     seed: int = SEED,
-    tokenized: bool = False,
+    **settings: object,
 ) -> list[Scores]:
     """Returns the scores of each system with confidence intervals and p-values.
 
@@ -102,7 +165,7 @@ def resample(
     references = [list(texts) for texts in references]
     found = [_resampled_matches(systems, references, bootstrap=bootstrap, seed=seed)]
     signatures = {}
-    for name, metric in corpus_metrics(tokenized).items():
+    for name, metric in corpus_metrics(Settings(**settings)).items():
         options = {"references": references, "bootstrap": bootstrap, "seed": seed}
         rows, signatures[name] = _resampled_metric(name, metric, systems, **options)
         found.append(rows)
@@ -135,7 +198,7 @@ class _Resampled(NamedTuple):
 
 def _resampled_metric(
     name: str,
-    metric: sacrebleu.BLEU | sacrebleu.CHRF,
+    metric: Metric,
     systems: Sequence[Texts],
     *,
     references: list[list[str]],
@@ -179,11 +242,44 @@ def _resampled_matches(
     return rows
 
 
-def corpus_metrics(tokenized: bool) -> dict[str, sacrebleu.BLEU | sacrebleu.CHRF]:
-    """Returns the metrics by name. `force` silences the warning about tokenized text."""
-    if tokenized:
-        return {"bleu_tokenized": sacrebleu.BLEU(tokenize="none", force=True)}
-    return {"bleu": sacrebleu.BLEU(), "chrf": sacrebleu.CHRF()}
+def corpus_metrics(settings: Settings) -> dict[str, Metric]:
+    """Returns the metrics by name. `force` silences the warning about tokenized text.
+
+    Raises:
+      InputError: the tokenizer is not installed, or cannot be downloaded.
+    """
+    lowercase = settings.lowercase
+    ter = {"ter": _ter(settings)} if settings.ter else {}
+    if settings.tokenized:
+        tokens = sacrebleu.BLEU(tokenize="none", force=True, lowercase=lowercase)
+        return {"bleu_tokenized": tokens, **ter}
+    chrf = sacrebleu.CHRF(lowercase=lowercase)
+    return {"bleu": _bleu(settings.tokenizer, lowercase=lowercase), "chrf": chrf, **ter}
+
+
+def _bleu(tokenizer: str, *, lowercase: bool) -> sacrebleu.BLEU:
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # a missing library or a download
+            return sacrebleu.BLEU(tokenize=tokenizer, lowercase=lowercase)
+    except Exception as error:  # an ImportError, RuntimeError or an error of the network
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        advice = {
+            "ja-mecab": "pip install 'sacrebleu[ja]'",
+            "ko-mecab": "pip install 'sacrebleu[ko]'",
+            "flores200": "it downloads a model, and needs the network once",
+            "spm": "it downloads a model, and needs the network once",
+        }.get(tokenizer, f"choose one of {', '.join(BLEU_TOKENIZERS)}")
+        raise InputError(
+            f"the tokenizer {tokenizer!r} of BLEU cannot be used: {reason}; {advice}, or choose "
+            "'char'."
+        ) from error
+
+
+def _ter(settings: Settings) -> sacrebleu.TER:
+    """Returns TER of words; of characters in Chinese and Japanese, by tercom's rules for Asia."""
+    asian = not settings.tokenized and settings.tokenizer in ("zh", "char", "ja-mecab")
+    options = {"normalized": asian, "asian_support": asian}
+    return sacrebleu.TER(case_sensitive=not settings.lowercase, **options)
 
 
 def _check(hypotheses: Texts, references: Sequence[Texts]) -> None:

@@ -11,17 +11,16 @@ import jax
 import numpy as np
 
 from flaxformer_lite import config as config_lib
-from flaxformer_lite.config import Config, DataConfig, with_vocabulary
+from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.data import sides
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, Tokenizer
 from flaxformer_lite.decoding.decoder import Decoder
-from flaxformer_lite.fields import OWN_TEXT
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
-from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 from flaxformer_lite.training import meshes, metrics, origin, parallel, sharding
@@ -35,7 +34,7 @@ COMMON = {
     "another model.decoder": lambda run: run.config.model.decoder,
     "another tokenizer": lambda run: run.tokenizer.fingerprint,
     "other labels": lambda run: run.label_names,
-    "another source language": lambda run: source_language(run.config),
+    "another source language": lambda run: sides.source_language(run.config),
 }
 
 
@@ -204,22 +203,6 @@ def together(runs: Mapping[str, Trained]) -> Trained:
     members = tuple(f"{other}, {run.origin}" for other, run in others)
     with_others = dataclasses.replace(first.origin, others=members)
     return dataclasses.replace(first, config=config, model=model, params=params, origin=with_others)
-
-
-def source_language(config: Config) -> str | None:
-    """Returns the source language of a run, from its config; None if it has none or is unknown."""
-    data = config.data
-    if config.model.architecture == "encoder_classifier":
-        return None
-    if data.source_language or data.languages:
-        return data.source_language or data.languages[0]
-    if data.dataset in OWN_TEXT:
-        endings = [Path(without_suffix(path.rstrip("*"))).suffix[1:] for path in data.train_files]
-        return endings[0] if len(set(endings)) == 2 and all(endings) else None
-    if data.tokenizer == "marian" and data.dataset == DataConfig().dataset:
-        return None  # imported weights, not trained yet
-    first, _, second = data.dataset.rpartition("/")[2].partition(":")[0].partition("-")
-    return first if second else None
 
 
 def _load(

@@ -16,8 +16,10 @@ from flaxformer_lite.cli.shared_flags import (
     listed,
     model_given,
 )
+from flaxformer_lite.fields import BLEU_TOKENIZERS
 from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import WINDOW
+from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import in_bucket, place
 
@@ -41,7 +43,9 @@ class ScoreRequest(NamedTuple):
 
     hypotheses: Path
     references: list[Path]
-    tokenized: bool
+    tokenizer: str | None  # of BLEU; None: by the language
+    language: str | None  # of the texts, if it is given or the files' names end in one
+    settings: dict[str, bool]  # `tokenized`, `lowercase` and `ter`
     baseline: Path | None
     resampling: dict[str, int]  # `bootstrap` and `seed`, if they are given
 
@@ -137,12 +141,18 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
         flag.string("hypotheses", None, "file of translations, one a line")
         flag.strings("references", [], "reference files, R1,R2, one line for each translation")
         flag.boolean("tokenized", False, "the files are tokenised: compute BLEU on their tokens")
+        language = "language of the texts, such as zh; default: the end of the files' names"
+        flag.string("language", None, language)
+        tokenize = "sacreBLEU's tokenizer; default: by the language, zh for Chinese, 13a for most"
+        flag.enum("tokenize", None, list(BLEU_TOKENIZERS), tokenize)
+        flag.boolean("lowercase", False, "ignore case")
+        flag.boolean("ter", False, "compute TER too")
         flag.string("baseline", None, "file of another system's translations, to compare with")
         _define_resampling(values)
 
     usage = (
-        "usage: score --hypotheses=H --references=R1[,R2,...] [--tokenized] "
-        "[--bootstrap=1000 [--baseline=H2]]"
+        "usage: score --hypotheses=H --references=R1[,R2,...] [--language=zh] [--tokenize=zh]\n"
+        "       [--tokenized] [--lowercase] [--ter] [--bootstrap=1000 [--baseline=H2]]"
     )
     values = parser.parse(arguments, define, usage=usage)
     for name, expected in (
@@ -156,10 +166,20 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
             "--baseline: requires --bootstrap, which tests the significance of the difference; "
             "add --bootstrap=1000."
         )
+    if values.tokenized and (values.tokenize or values.language):
+        raise InputError(
+            f"--{'tokenize' if values.tokenize else 'language'}: chooses BLEU's tokenizer, and "
+            "--tokenized texts are not tokenized again; leave one of the two out."
+        )
+    if values.tokenize and values.language:
+        raise InputError("--language: chooses the tokenizer, as --tokenize does; leave one out.")
+    references = _references(values)
     return ScoreRequest(
         hypotheses=place(values.hypotheses),
-        references=_references(values),
-        tokenized=values.tokenized,
+        references=references,
+        tokenizer=values.tokenize,
+        language=values.language or _language([place(values.hypotheses), *references]),
+        settings={name: values[name].value for name in ("tokenized", "lowercase", "ter")},
         baseline=_place_or_none(values.baseline),
         resampling=_resampling(values),
     )
@@ -311,6 +331,12 @@ def _references(values: flags.FlagValues) -> list[Path]:
     if not all(names):
         raise InputError(f"--references: expected files, R1,R2 and so on, got {','.join(names)!r}.")
     return [place(name) for name in names]
+
+
+def _language(files: Sequence[Path]) -> str | None:
+    """Returns the last part of the names if all files share it, as 'zh' of hyp.zh and ref.zh.gz."""
+    endings = {Path(without_suffix(file.name)).suffix[1:] for file in files}
+    return (endings.pop() or None) if len(endings) == 1 else None
 
 
 def _define_resampling(values: flags.FlagValues) -> None:

@@ -82,7 +82,7 @@ def open_bytes(path: str | Path) -> BinaryIO:
 
     Opening and reading raise `UNREADABLE`.
     """
-    file = open(path, "rb", CHUNK)  # noqa: SIM115: the caller closes it
+    file = open(path, "rb", CHUNK)  # noqa: SIM115 - the caller closes it
     try:
         head = file.peek(16)[:16]
         for each in FORMATS:

@@ -5,7 +5,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from flaxformer_lite import scoring
 from flaxformer_lite.config import Config
+from flaxformer_lite.data import sides
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.training import checkpoint, metrics
@@ -44,6 +46,11 @@ def has_ended(step: int, config: Config, scores: dict[int, float]) -> bool:
     return step >= config.train.num_steps or early_stop(scores, config.train.patience)
 
 
+def bleu_tokenizer(config: Config) -> str:
+    """Returns the tokenizer of BLEU: that of the config, or the one for the target language."""
+    return config.data.bleu_tokenizer or scoring.tokenizer_for(sides.target_language(config))
+
+
 def decoding_settings(config: Config) -> dict[str, Any]:
     """Returns the settings that the scores of checkpoints depend on.
 
@@ -51,8 +58,10 @@ def decoding_settings(config: Config) -> dict[str, Any]:
     """
     if config.train.best_metric in ("loss", "accuracy"):
         return {}
+    of_bleu = {"data.bleu_tokenizer": bleu_tokenizer(config)}
     decode = json.loads(json.dumps(dataclasses.asdict(config.decode)))  # as checkpoints record it
     return {f"decode.{name}": value for name, value in decode.items()} | {
         "decode.tokens_per_batch": None,
         "train.decode_examples": config.train.decode_examples,
+        **(of_bleu if config.train.best_metric == "bleu" else {}),
     }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from flaxformer_lite import scoring
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.pipeline import Data
 from flaxformer_lite.data.sources import own_text
@@ -56,7 +57,10 @@ def check_resumed(
       identity: the result of `of` for this start.
     """
     continues = scores and not evaluations.has_ended(record["step"], config, scores)
-    for name, old in record.get("measured", {}).items() if continues else ():
+    measured = record.get("measured", {})
+    if config.train.best_metric == "bleu" and measured:  # an older version had one tokenizer
+        measured = {"data.bleu_tokenizer": scoring.DEFAULT_TOKENIZER} | measured
+    for name, old in measured.items() if continues else ():
         if (new := identity["measured"].get(name, old)) != old:
             raise InputError(
                 f"config.{name}: up to step {record['step']} validation was measured with "
