@@ -177,10 +177,7 @@ def score(arguments: Sequence[str]) -> int:
         print(run_report.table(scores.values))
     else:
         *others, scores = scoring.resample(
-            [*baseline, hypotheses],
-            references,
-            **settings,
-            **request.resampling,
+            [*baseline, hypotheses], references, **settings, **request.resampling
         )
         print(
             run_report.comparison(*others, scores)
