@@ -2,8 +2,11 @@
 
 import ast
 import contextlib
+import functools
+import glob
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import traceback
 import types
@@ -71,6 +74,23 @@ def load_config(file: Path) -> config_dict.ConfigDict:
       InputError: the file fails, as in `load_module` and `config_of`.
     """
     return config_of(load_module(file), file)
+
+
+def find_beside(config: config_dict.ConfigDict, folder: Path) -> None:
+    """Changes relative paths of data files that exist only relative to `folder`, of the config."""
+    data = config.get("data", {})
+    for field in ("train_files", "validation_files", "test_files"):
+        paths = data.get(field) or ()
+        if isinstance(paths, tuple) and all(isinstance(path, str) for path in paths):
+            found = tuple(map(functools.partial(_here_or_in, folder), paths))
+            if found != paths:
+                data[field] = found
+
+
+def _here_or_in(folder: Path, path: str) -> str:
+    beside = folder / path
+    matches = lambda each: bool(glob.glob(os.fspath(each), recursive=True))  # noqa: E731
+    return str(beside) if not matches(expanded(path)) and matches(beside) else path
 
 
 class Uncached(importlib.machinery.SourceFileLoader):

@@ -1,5 +1,7 @@
 """Evaluates a trained run on a split of its data."""
 
+import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,10 +35,13 @@ def evaluate_run(
     references: Mapping[str, Sequence[str]] | None = None,
     bootstrap: int = 0,
     seed: int = scoring.SEED,
+    files: Mapping[str, Sequence[str]] | None = None,
 ) -> Evaluation:
     """Returns all metrics of a loaded model on a split; see `evaluate`.
 
     Args:
+      files: for custom text, where the files of 'train', 'validation' or 'test' are now; they are
+        known by their contents.
       references: texts by name, to compare translations with in place of the targets of the split.
       bootstrap, seed: as in `Evaluator.evaluate`.
 
@@ -51,15 +56,14 @@ def evaluate_run(
         raise InputError(
             f"{flag}: applies only to translations, and a {config.model.architecture!r} makes none."
         )
-    dataset = _dataset_of(run)
     named = {
         "train": data.train_split,
         "validation": data.validation_split,
         "test": data.test_split,
     }
-    examples = pipeline.read_split(
-        dataset.part(split), named.get(split, split), run.tokenizer, config
-    )
+    name = named.get(split, split)
+    dataset = _dataset_of(run, name, files or {})
+    examples = pipeline.read_split(dataset.part(split), name, run.tokenizer, config)
     if references:
         counts = {name: len(texts) for name, texts in references.items()}
         scoring.check_counts({f"the {split} split": len(examples.texts), **counts})
@@ -73,14 +77,23 @@ def evaluate_run(
     )
 
 
-def _dataset_of(run: trained.Trained) -> Dataset:
-    """Returns the prepared dataset of a run.
+def _dataset_of(run: trained.Trained, split: str, files: Mapping[str, Sequence[str]]) -> Dataset:
+    """Returns the prepared dataset of a run, or the part of it that `split` needs if files lack.
 
     Raises:
       InputError: its files or labels have changed since the run was trained.
     """
-    dataset = pipeline.open_dataset(run.config)
-    if changed := own_text.changed(run.record.get("files") or dataset.contents, dataset.contents):
+    paths = {f"{role}_files": tuple(paths) for role, paths in files.items()}
+    data = dataclasses.replace(run.config.data, **paths)
+    config, some = dataclasses.replace(run.config, data=data), False
+    try:
+        dataset = pipeline.open_dataset(config, beside=run.folder)
+    except own_text.MissingFile:
+        roles = [word for word in re.findall(r"\w+", split) if word in pipeline.ROLES]
+        needed = {"beside": run.folder, "roles": roles, "label_names": run.label_names}
+        dataset, some = pipeline.open_dataset(config, **needed), True
+    then = run.record.get("files") or dataset.contents
+    if changed := own_text.changed(then, dataset.contents, some=some):
         raise InputError(
             f"{', '.join(changed)}: not what the run was trained with; put the old text back, or "
             "evaluate other text with flaxformer-lite translate and score."

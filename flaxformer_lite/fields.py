@@ -376,6 +376,9 @@ MAY_DIFFER_ON_RESUME = (
     "parallel.",
     "decode.",
     "data.bleu_tokenizer",
+    "data.train_files",  # files are known by their contents
+    "data.validation_files",
+    "data.test_files",
     "model.backend",
     "model.remat",
     *(f"train.{name}" for name in RESUMED),

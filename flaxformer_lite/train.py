@@ -98,7 +98,8 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
     mesh = meshes.make_mesh(config.parallel.data, config.parallel.fsdp, config.parallel.tensor)
     accumulate = config.optim.accumulate_steps
     meshes.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
-    dataset = multihost.together(lambda: pipeline.open_dataset(config))
+    beside = storage.place(workdir) if workdir_lib.has_run(workdir) else None
+    dataset = multihost.together(lambda: pipeline.open_dataset(config, beside=beside))
     config = with_classes(config, dataset.label_names)
     multihost.together(lambda: workdir_lib.check(workdir, config))
     return config, mesh, dataset

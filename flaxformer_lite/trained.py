@@ -50,6 +50,7 @@ class Trained:
     label_names: list[str] | None  # the names of a classifier's classes
     origin: Origin = dataclasses.field(default_factory=lambda: Origin(steps=(0,)))
     record: Mapping[str, object] = dataclasses.field(default_factory=dict)  # of the checkpoint
+    folder: Path | None = None  # the workdir
 
     @property
     def longest(self) -> int:
@@ -254,7 +255,7 @@ def _load(
             f"{paths.tokenizer}: this is not the tokenizer that step {found.step} was trained with."
         )
     names = record.get("label_names")
-    return Trained(config, tokenizer, model, params, mesh, names, found, record)
+    return Trained(config, tokenizer, model, params, mesh, names, found, record, paths.path)
 
 
 def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:

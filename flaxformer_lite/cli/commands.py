@@ -133,7 +133,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         output, list(references), split=request.split, config=run.config, origin=run.origin
     )
     measured = evaluate.evaluate_run(
-        run, request.split, references=references, **request.resampling
+        run, request.split, references=references, files=request.files, **request.resampling
     )
     intervals = measured.scores.intervals if measured.scores else None
     print(f"{request.workdir}, {request.split} split, {run.origin}")

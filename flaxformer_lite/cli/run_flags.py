@@ -33,6 +33,7 @@ class EvaluateRequest(NamedTuple):
     split: str
     references: list[Path]  # replace those of the split, if there are any
     resampling: dict[str, int]  # `bootstrap` and `seed`, if they are given
+    files: dict[str, tuple[str, ...]]  # where the files of a split are now, if they are given
     output: Path | None  # a folder; None: the samples folder of the run
     model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they are given
     decode: dict[str, object]  # fields of DecodeConfig that are given
@@ -115,14 +116,17 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
 
     usage = (
         "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] "
-        "[--method=beam ...]"
+        "[--method=beam ...]\n"
+        "       [--config.data.test_files=A,B: where the files are now]"
     )
-    values = parser.parse(arguments, define, usage=usage)
+    overrides, others = parser.split_overrides(arguments)
+    values = parser.parse(others, define, usage=usage)
     return EvaluateRequest(
         workdir=_required_workdir(values),
         split=values.split,
         references=_references(values),
         resampling=_resampling(values),
+        files=dict(map(_files_of, overrides)),
         output=_place_or_none(values.output),
         model=model_given(values),
         decode=decode_given(values),
@@ -331,6 +335,18 @@ def _references(values: flags.FlagValues) -> list[Path]:
     if not all(names):
         raise InputError(f"--references: expected files, R1,R2 and so on, got {','.join(names)!r}.")
     return [place(name) for name in names]
+
+
+def _files_of(override: str) -> tuple[str, tuple[str, ...]]:
+    """Returns ('test', ('A', 'B')) for '--config.data.test_files=A,B'."""
+    name, value = override.lstrip("-").split("=", 1)
+    role = name.removeprefix("config.data.").removesuffix("_files")
+    if name != f"config.data.{role}_files" or role not in ("train", "validation", "test"):
+        raise InputError(
+            f"{name}: evaluate takes the config of the run, and only where its data.train_files, "
+            "data.validation_files and data.test_files are now; leave it out."
+        )
+    return role, tuple(part.strip() for part in value.strip("()").split(","))
 
 
 def _language(files: Sequence[Path]) -> str | None:

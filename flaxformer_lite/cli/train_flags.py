@@ -138,4 +138,5 @@ def _parse_config(
     else:
         file = config_files.find_config(values.config or name)
         name, user_config = file.stem, config_files.load_config(file)
+        config_files.find_beside(user_config, file.parent)
     return values, config_lib.resolve(config_files.override(user_config, overrides)), name

@@ -23,6 +23,7 @@ from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.fields import BOS, OWN_TEXT
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.storage import absolute
 
 ROLES = ("train", "validation", "test")
 READ_AT_ONCE = 8192  # examples in memory as text, if a split is not in memory as a whole
@@ -78,8 +79,19 @@ class Data:
     fingerprint: str  # of the training ids and their order
 
 
-def open_dataset(config: Config) -> Dataset:
+def open_dataset(
+    config: Config,
+    *,
+    beside: Path | None = None,
+    roles: Sequence[str] = ROLES,
+    label_names: list[str] | None = None,
+) -> Dataset:
     """Returns the dataset of `config.data` with its validation and test datasets.
+
+    Args:
+      beside: for custom text, the folder of the run, see `OwnText`.
+      roles: for custom text, the splits whose files are needed.
+      label_names: for custom text, the labels; None: those of the training split.
 
     Raises:
       InputError: as `Dataset`; or the languages or labels of another dataset to evaluate on differ.
@@ -91,12 +103,12 @@ def open_dataset(config: Config) -> Dataset:
         **options,
         source_language=data.source_language,
         languages=data.languages,
-        own_text=_own_text(config, data.dataset, None),
+        own_text=_own_text(config, data.dataset, label_names, roles, beside),
     )
     for role, name in (("validation", data.validation_dataset), ("test", data.test_dataset)):
         if name not in (None, data.dataset):
             try:
-                own_text = _own_text(config, name, dataset.label_names)
+                own_text = _own_text(config, name, dataset.label_names, roles, beside)
                 other = Dataset(name, **options, languages=dataset.sides, own_text=own_text)
             except InputError as error:  # it names the fields of the training dataset
                 is_general = error.where in ("config.data.dataset", "config.data.languages")
@@ -127,7 +139,13 @@ def _check_files(data: DataConfig) -> None:
                 )
 
 
-def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnText | None:
+def _own_text(
+    config: Config,
+    name: str,
+    label_names: list[str] | None,
+    roles: Sequence[str],
+    beside: Path | None,
+) -> OwnText | None:
     """Returns the files of the splits of dataset `name`; None if it is not custom text."""
     data = config.data
     if name not in OWN_TEXT:
@@ -142,12 +160,15 @@ def _own_text(config: Config, name: str, label_names: list[str] | None) -> OwnTe
     return OwnText(
         kind=name,
         files={
-            split: paths for split, (dataset, paths) in files.items() if dataset == name and paths
+            split: paths
+            for split, (dataset, paths) in files.items()
+            if dataset == name and paths and split in roles
         },
         names=data.languages if name == "parallel_text" else chosen,
         labels=label_names and tuple(label_names),
         longest_line=data.longest_line,
         faults=data.faults,
+        beside=beside and absolute(beside),
     )
 
 

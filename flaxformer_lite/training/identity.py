@@ -69,13 +69,13 @@ def check_resumed(
                 "new --workdir."
             )
     changed = own_text.changed(record.get("files", {}), identity["files"])
-    subjects = {
-        "tokenizer": paths.tokenizer,
-        "files": ", ".join(changed),
-        "data": "the dataset or its order",
+    differs = {
+        paths.tokenizer: record.get("tokenizer") != identity["tokenizer"],
+        ", ".join(changed): bool(changed),
+        "the dataset or its order": record.get("data") != identity["data"],
     }
-    for name, subject in subjects.items():
-        if record.get(name, {}) != identity[name]:
+    for subject, is_other in differs.items():
+        if is_other:
             raise InputError(
                 f"{subject}: not what the run in {paths.path} was trained with up to step "
                 f"{record['step']}; put the old one back, or use a new --workdir."

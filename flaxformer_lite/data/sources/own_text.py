@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flaxformer_lite.data.sources import text_files
@@ -44,6 +44,8 @@ class OwnText:
       labels: the names of all classes; None: the labels of the training split.
       longest_line: as `data.longest_line`.
       faults: as `data.faults`.
+      beside: a folder, usually the workdir of the run; files that are not where they are named are
+        looked for below its parents.
     """
 
     kind: str
@@ -52,6 +54,11 @@ class OwnText:
     labels: tuple[str, ...] | None
     longest_line: int
     faults: str
+    beside: Path | None = None
+
+
+class MissingFile(InputError):
+    """There is no file where the config names one."""
 
 
 def corpora(own: OwnText) -> dict[str, Corpus]:
@@ -69,7 +76,7 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
             raise InputError(
                 f"{field}: {own.kind} takes {wanted}, which may be globs; got {patterns}."
             )
-        rows = _paired_files(field, patterns)
+        rows = _paired_files(field, patterns, own.beside)
         form = _form(field, rows, FORMS[own.kind][2 - len(rows[0])])
         found[split] = Corpus(rows, form, _fields(own, rows, form), own.longest_line)
     if own.kind == "parallel_text":
@@ -77,9 +84,11 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
     return found
 
 
-def _paired_files(field: str, patterns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _paired_files(
+    field: str, patterns: Sequence[str], beside: Path | None
+) -> tuple[tuple[str, ...], ...]:
     """Returns rows of corresponding files, one from each pattern, in order."""
-    sides = [_expanded(field, pattern) for pattern in patterns]
+    sides = [_expanded(field, pattern, beside) for pattern in patterns]
     if len({len(side) for side in sides}) > 1:
         counts = " and ".join(
             f"{pattern} has {len(side)}" for pattern, side in zip(patterns, sides, strict=True)
@@ -113,14 +122,13 @@ def _distinct_words(paths: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(row) for row in rows]
 
 
-def _expanded(field: str, pattern: str) -> list[str]:
-    path = str(expanded(pattern))
-    found = [path]
-    if not os.path.isfile(path):
-        found = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+def _expanded(field: str, pattern: str, beside: Path | None) -> list[str]:
+    """Returns the files of a pattern, where it says or near the folder `beside`."""
+    found = next(filter(None, map(matches, _candidates(pattern, beside))), [])
     if not found:
-        raise InputError(
-            f"{field}: there is no file {pattern!r} (relative to {os.getcwd()}); check the path."
+        raise MissingFile(
+            f"{field}: there is no file {pattern!r} (relative to {os.getcwd()}); check the path, "
+            f"or name where it is now with --{field}."
         )
     unpacked: dict[str, str] = {}
     for file in sorted(found):
@@ -130,6 +138,26 @@ def _expanded(field: str, pattern: str) -> list[str]:
                 "other."
             )
     return found
+
+
+def matches(path: Path) -> list[str]:
+    """Returns the files that a path or a glob names, sorted."""
+    if path.is_file():
+        return [str(path)]
+    return sorted(filter(os.path.isfile, glob.glob(str(path), recursive=True)))
+
+
+def _candidates(pattern: str, beside: Path | None) -> Iterator[Path]:
+    """Yields the path that is named, then, below each parent of `beside`, the ends of the path.
+
+    A run and its corpus may have moved together. The longest ends are first.
+    """
+    named = expanded(pattern)
+    yield named
+    parts = named.parts[1:] if named.is_absolute() else named.parts
+    for first in range(len(parts)):
+        for folder in () if beside is None else (beside, *beside.parents):
+            yield folder.joinpath(*parts[first:])
 
 
 def _form(field: str, rows: Sequence[Sequence[str]], allowed: Sequence[str]) -> str:
@@ -320,9 +348,21 @@ def file_digest(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def changed(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Returns the paths whose digests differ, or that only one of the two has."""
-    return sorted(path for path in then.keys() | now.keys() if then.get(path) != now.get(path))
+def changed(then: Mapping[str, str], now: Mapping[str, str], *, some: bool = False) -> list[str]:
+    """Returns the paths of files that differ in their contents; a file may have another path.
+
+    Args:
+      then, now: the SHA-256 of each file by its path.
+      some: whether `now` may have some of the files only.
+    """
+    if list(then.values()) == list(now.values()):
+        return []
+    of_other = [path for path, digest in now.items() if digest not in then.values()]
+    gone = [path for path, digest in then.items() if digest not in now.values()]
+    names = {os.path.basename(path) for path in of_other}
+    missing = [] if some else [path for path in gone if os.path.basename(path) not in names]
+    reordered = [] if of_other or gone or some else list(now)
+    return sorted({*of_other, *missing, *reordered})
 
 
 def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
