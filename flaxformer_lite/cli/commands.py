@@ -365,6 +365,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     The code is 2 for bad input, with one line on standard error, and 1 for other failures.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stderr is None:  # it is closed; `print` would write to standard output instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):  # prints a path that is not UTF-8 as it is
         sys.stdout.reconfigure(errors="surrogateescape")
     if arguments[:1] == ["--version"]:

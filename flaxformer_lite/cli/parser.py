@@ -28,7 +28,8 @@ def exit_now(code: int) -> NoReturn:
     has closed is no error.
     """
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: it is closed
+            sys.stdout.flush()
     except BrokenPipeError:
         pass
     except OSError as error:

@@ -317,7 +317,7 @@ def _define_job(values: flags.FlagValues) -> None:
 
 def _job(values: flags.FlagValues) -> LineJob:
     """Returns the job. Raises InputError if a flag has no effect."""
-    if values.restart and not values.output:
+    if values.restart and values.output in (None, "", "-"):
         raise InputError(
             "--restart: requires --output=FILE; a job on standard output leaves nothing to discard."
         )
@@ -326,7 +326,10 @@ def _job(values: flags.FlagValues) -> LineJob:
             raise InputError(
                 f"--{flag}: expected a file on disk, got {values[flag].value}; copy it by hand."
             )
-    paths = (place(path) if path else None for path in (values.input, values.output))
+    # '-' is the standard stream, as for every Unix tool
+    paths = (
+        None if path in (None, "", "-") else place(path) for path in (values.input, values.output)
+    )
     return LineJob(*paths, values.window, values.restart, values.progress)
 
 
@@ -378,7 +381,7 @@ def _check_utf8(flag: str, text: str) -> None:
 
 
 def _place_or_none(path: str | None) -> Path | None:
-    return place(path) if path else None
+    return None if path in (None, "", "-") else place(path)
 
 
 def _required_workdir(values: flags.FlagValues) -> Path:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax

@@ -23,7 +23,14 @@ from typing import Any, BinaryIO, NamedTuple
 
 import tqdm
 
-from flaxformer_lite.lines.line_windows import WINDOW, Answer, LineReader, Window, as_text
+from flaxformer_lite.lines.line_windows import (
+    WINDOW,
+    Answer,
+    LineReader,
+    Window,
+    as_text,
+    standard_output,
+)
 from flaxformer_lite.system.compressed import compressor
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import NO_LOCKS, behind_links, is_stream
@@ -69,7 +76,7 @@ def run(
 def _open(job: LineJob, reader: LineReader, asked: Callable[[], Mapping[str, Any]]) -> "_Stream":
     path = job.output
     if path is None:
-        return _Stream(sys.stdout.buffer)
+        return _Stream(standard_output())
     try:
         if is_stream(path):  # nothing to rename
             return _Stream(path.open("wb"), path)
@@ -89,7 +96,7 @@ class _Stream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        if self._file is not sys.stdout.buffer:
+        if self._path is not None:
             self._close(kind)
 
     def _close(self, kind: type[BaseException] | None) -> None:

@@ -67,6 +67,20 @@ def as_text(lines: Iterable[str]) -> str:
     return "".join(line.replace("\n", " ") + "\n" for line in lines)
 
 
+def standard_input(flag: str = "--input") -> BinaryIO:
+    """Returns the bytes of standard input; raises InputError if it is closed."""
+    if sys.stdin is None:
+        raise InputError(f"{flag}: standard input is closed; name a file with {flag}=FILE.")
+    return sys.stdin.buffer
+
+
+def standard_output() -> BinaryIO:
+    """Returns standard output for bytes; raises InputError if it is closed."""
+    if sys.stdout is None:
+        raise InputError("--output: standard output is closed; name a file with --output=FILE.")
+    return sys.stdout.buffer
+
+
 class LineReader:
     """Reads a file, or standard input, window by window, and hashes the bytes it has read.
 
@@ -83,7 +97,7 @@ class LineReader:
         """Raises InputError if the file cannot be read."""
         self._path, self.name = path, str(path or "standard input")
         try:
-            self._file = open_bytes(path) if path else sys.stdin.buffer
+            self._file = open_bytes(path) if path else standard_input()
         except UNREADABLE as error:
             raise self._unreadable(error) from error
         self.size, self.lines, self.bytes = _size(self._file), 0, 0

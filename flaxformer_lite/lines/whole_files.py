@@ -3,11 +3,15 @@
 import contextlib
 import errno
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flaxformer_lite.lines.line_windows import as_text, decode_line
+from flaxformer_lite.lines.line_windows import (
+    as_text,
+    decode_line,
+    standard_input,
+    standard_output,
+)
 from flaxformer_lite.system.compressed import UNREADABLE, compressor, open_bytes, why_unreadable
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import (
@@ -31,7 +35,7 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
       InputError: the file cannot be read, or a line is not UTF-8.
     """
     try:
-        with open_bytes(path) if path else contextlib.nullcontext(sys.stdin.buffer) as file:
+        with open_bytes(path) if path else contextlib.nullcontext(standard_input(flag)) as file:
             raw = file.read()
     except UNREADABLE as error:
         raise InputError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error
@@ -65,8 +69,8 @@ def write_lines(path: Path | None, lines: Sequence[str]) -> None:
     """
     content = compressor(path)(as_text(lines).encode())
     if path is None:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        standard_output().write(content)
+        standard_output().flush()
         return
     try:
         if is_stream(path):
