@@ -1,7 +1,9 @@
 """The command `sweep`: checks the sweep, creates or joins its study, runs points, and reports."""
 
+import dataclasses
 import sys
 
+from flaxformer_lite.config import Config
 from flaxformer_lite.sweep import check, cluster, space, sweep_report
 from flaxformer_lite.sweep.board import Board
 from flaxformer_lite.sweep.request import SweepRequest
@@ -23,7 +25,8 @@ def sweep(request: SweepRequest) -> int:
       InputError: a point cannot be trained, or the folder or the storage cannot be used; nothing
         was trained.
     """
-    swept, folder = space.load(request.file, request.overrides), SweepFolder(request.workdir)
+    folder = SweepFolder(request.workdir)
+    swept = _each_once(space.load(request.file, request.overrides), folder)
     settings = swept.settings
     check.check_all(swept.checked, settings, str(request.file))
     if request.worker and not folder.record.exists():
@@ -55,6 +58,27 @@ def sweep(request: SweepRequest) -> int:
     _, paths = sweep_report.write(folder, show=print)
     print(*paths, sep="\n")
     return int(bool(failed))
+
+
+def _each_once(swept: Sweep, folder: SweepFolder) -> Sweep:
+    """Returns the sweep without the points whose config an earlier point has; prints their names.
+
+    A sweep that an older version started keeps all its points.
+    """
+    recorded = folder.record.exists() and folder.read()["points"]
+    if swept.points is None or (recorded and len(recorded) == len(swept.points)):
+        return swept
+    first: dict[Config, int] = {}
+    for number, point in enumerate(swept.points):
+        if (same := first.setdefault(point.config, number)) != number:
+            print(
+                f"note: point {number} ({point.label or 'the base config'}) has the config of "
+                f"point {same} ({swept.points[same].label or 'the base config'}); it is trained "
+                "once",
+                file=sys.stderr,
+            )
+    once = [swept.points[number] for number in first.values()]
+    return dataclasses.replace(swept, points=once, checked=once)
 
 
 def _study_options(request: SweepRequest, swept: Sweep, sweep_id: str) -> StudyOptions:

@@ -20,6 +20,7 @@ def importances(
     distributions = {
         name: _distribution(values) for name, values in options.items() if len(values) > 1
     }
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # no lines of its own in a report
     study = optuna.create_study(direction="minimize" if minimize else "maximize")
     for params, value in points:
         given = {name: params[name] for name in distributions if name in params}
