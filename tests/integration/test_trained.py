@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import shutil
 import types
 
@@ -17,6 +18,7 @@ from flaxformer_lite.lines import chunks
 from flaxformer_lite.lines.line_windows import Window
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.parameters import shapes as param_shapes
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import meshes, parallel
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.origin import Origin, restore, schedule
@@ -605,3 +607,44 @@ def test_the_average_of_an_unfinished_run_may_have_fewer_checkpoints(averaging_r
 def test_parameters_that_a_run_does_not_have_are_an_error(averaging_run, options, says):
     with pytest.raises(ValueError, match=says):
         restored(averaging_run, **options)
+
+
+def test_the_lines_of_an_open_file_are_translated_without_their_ends():
+    translator = translator_of()
+    lines = io.StringIO("".join(f"{text}\r\n" for text in TEXTS), newline="")
+    assert list(translator.stream(lines, window=5)) == translator(TEXTS)
+    assert translator([f"{text}\n" for text in TEXTS]) == translator(TEXTS)
+    prefixes = ["K"] * len(TEXTS)
+    assert translator(TEXTS, [f"{prefix}\n" for prefix in prefixes]) == translator(TEXTS, prefixes)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t: t("FGH"), r"^texts: expected a list of texts, got one text; pass \['FGH'\]"),
+        (lambda t: t(["F"], "K"), r"^prefixes: expected a list of texts, got one text"),
+        (lambda t: t(["F"], [b"K"]), r"^prefix 1: expected a text \(str\), got b'K' \(bytes\)"),
+        (lambda t: t.stream("FGH"), r"^texts: expected a list of texts, got one text"),
+        (
+            lambda t: t.stream(["F"], window=0),
+            r"^window: expected a whole number, 1 or more, got 0",
+        ),
+        (lambda t: t.n_best("FGH", 2), r"^texts: expected a list of texts, got one text"),
+        (lambda t: t.n_best(["F"], 2.0), r"^n: expected a whole number, 1 or more, got 2\.0"),
+        (lambda t: list(t.stream(["F", None])), r"^text 2: expected a text \(str\), got None"),
+    ],
+)
+def test_an_argument_of_another_type_is_one_message(call, message):
+    with pytest.raises(InputError, match=message):
+        call(translator_of(**BEAM))
+
+
+def test_classifiers_and_language_models_refuse_other_types_too():
+    with pytest.raises(InputError, match=r"^texts: expected a list of texts, got one text"):
+        classify.Classifier(run_of("encoder_classifier"))("FGH")
+    with pytest.raises(InputError, match=r"^text 1: expected a text \(str\), got None"):
+        classify.Classifier(run_of("encoder_classifier")).probabilities([None])
+    with pytest.raises(InputError, match=r"^prompts: expected a list of texts, got one text"):
+        generate.Generator(run_of("decoder_lm"))("FGH")
+    with pytest.raises(InputError, match=r"^expected a path, got None \(NoneType\)"):
+        translate.load(None)
