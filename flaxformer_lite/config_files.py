@@ -179,6 +179,15 @@ def _quoted(value: str) -> str:
         return repr(tuple(part.strip() for part in value.split(",") if part.strip()))
 
 
+def texts_of(value: str) -> tuple[str, ...]:
+    """Returns ('a.en', 'a.de') for 'a.en,a.de' or "('a.en', 'a.de')"; raises ValueError."""
+    found = ast.literal_eval(_quoted(value))
+    found = (found,) if isinstance(found, str) else found
+    if not isinstance(found, tuple | list) or not all(isinstance(each, str) for each in found):
+        raise ValueError(value)
+    return tuple(found)
+
+
 def _set_field(config: config_dict.ConfigDict, argument: str) -> None:
     """Lets config_flags parse one override; it reads overrides from `sys.argv` only."""
     values, given = flags.FlagValues(), sys.argv
@@ -208,7 +217,9 @@ def _field_type(config: config_dict.ConfigDict, name: str) -> str:
     *sections, field = name.split(".")[1:]
     for section in sections:
         config = config[section]
-    return config.get_type(field).__name__
+    kind = config.get_type(field)
+    is_section = issubclass(kind, config_dict.ConfigDict)
+    return "a section with fields" if is_section else kind.__name__
 
 
 def first_line(error: BaseException) -> str:

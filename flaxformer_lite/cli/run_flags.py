@@ -16,6 +16,7 @@ from flaxformer_lite.cli.shared_flags import (
     listed,
     model_given,
 )
+from flaxformer_lite.config_files import texts_of
 from flaxformer_lite.fields import BLEU_TOKENIZERS
 from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import WINDOW
@@ -349,7 +350,10 @@ def _files_of(override: str) -> tuple[str, tuple[str, ...]]:
             f"{name}: evaluate takes the config of the run, and only where its data.train_files, "
             "data.validation_files and data.test_files are now; leave it out."
         )
-    return role, tuple(part.strip() for part in value.strip("()").split(","))
+    try:
+        return role, texts_of(value)
+    except (ValueError, SyntaxError) as error:
+        raise InputError(f"{name}: expected files, A,B, got {value!r}.") from error
 
 
 def _language(files: Sequence[Path]) -> str | None:

@@ -15,8 +15,9 @@ from absl import flags
 from flaxformer_lite.cli import parser
 from flaxformer_lite.cli.parser import parse, split_overrides
 from flaxformer_lite.config import Config, default_config, differences, resolve
-from flaxformer_lite.config_files import find_config, load_config, override
+from flaxformer_lite.config_files import find_beside, find_config, load_config, override
 from flaxformer_lite.lines.whole_files import check_output, read_lines, write_lines
+from flaxformer_lite.system.errors import InputError
 
 CONFIG_FILE = """from flaxformer_lite.config import default_config
 
@@ -45,10 +46,41 @@ def test_a_shipped_config_is_found_by_its_name_and_any_file_by_its_path(repo_roo
     assert find_config(str(config_file)) == config_file
 
 
-def test_a_path_takes_precedence_over_the_name_of_a_shipped_config(tmp_path, monkeypatch):
+def test_the_name_of_a_shipped_config_takes_precedence_over_a_file_and_says_so(
+    tmp_path, monkeypatch, capsys, repo_root
+):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "smoke").write_text(CONFIG_FILE)
-    assert find_config("smoke") == Path("smoke")
+    for name in ("smoke", "mine"):
+        (tmp_path / name).write_text(CONFIG_FILE)
+    assert find_config("smoke").samefile(repo_root / "configs" / "smoke.py")
+    note = "note: --config=smoke is the shipped config; the file here is --config=./smoke\n"
+    assert capsys.readouterr().err == note
+    assert find_config("./smoke") == Path("smoke") and find_config("mine") == Path("mine")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_path_may_start_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.py").write_text(CONFIG_FILE)
+    assert find_config("~/mine.py") == tmp_path / "mine.py"
+    with pytest.raises(InputError, match=r"^~nobody-of-this-name/x: there is no such user"):
+        find_config("~nobody-of-this-name/x")
+
+
+def test_data_files_are_found_beside_the_config_that_names_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, names in ((".", ("here.en",)), ("exp/data", ("a.en", "a.de", "b1.en", "b2.en"))):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (tmp_path / folder / name).write_text("text\n")
+    config = default_config()
+    config.data.train_files = "data/a.en", "data/a.de"
+    config.data.validation_files = ("data/b*.en", "here.en")
+    config.data.test_files = ("none.en", str(tmp_path / "exp" / "data" / "a.en"))
+    find_beside(config, Path("exp"))
+    assert config.data.train_files == ("exp/data/a.en", "exp/data/a.de")
+    assert config.data.validation_files == ("exp/data/b*.en", "here.en")
+    assert config.data.test_files == ("none.en", str(tmp_path / "exp" / "data" / "a.en"))
 
 
 def test_a_config_file_is_read_again_after_a_change_and_no_cache_is_written(
@@ -231,7 +263,7 @@ def test_an_override_does_not_change_the_arguments_of_the_program():
         ("model.num_heads=", "config.model.num_heads: expected int, got ''."),
         ("model.tie_embeddings=maybe", "config.model.tie_embeddings: expected bool, got 'maybe'."),
         ("optim.clip_norm=x", "config.optim.clip_norm: expected float, got 'x'."),
-        ("model=4", "config.model: expected ConfigDict, got '4'."),
+        ("model=4", "config.model: expected a section with fields, got '4'."),
     ],
 )
 def test_a_wrong_override_is_refused_with_the_name_of_its_field(argument, says):

@@ -21,7 +21,9 @@ from flaxformer_lite.config import DecodeConfig, differences, resolve
 from flaxformer_lite.config_files import find_config, load_config
 from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import WINDOW
+from flaxformer_lite.system.errors import InputError
 
+SETTINGS = ("tokenized", "lowercase", "ter")
 CONFIG_FILE = """from flaxformer_lite.config import default_config
 
 def get_config():
@@ -84,7 +86,7 @@ def test_a_contradiction_between_overrides_is_refused():
 
 
 def test_evaluate_uses_the_test_split_by_default():
-    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test", [], {}, None, {}, {})
+    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test", [], {}, {}, None, {}, {})
     assert parse_evaluate(["--workdir=w", "--beam_size=3", "--alpha=1"]).decode == {
         "beam_size": 3,
         "alpha": 1.0,
@@ -99,8 +101,18 @@ def test_evaluate_uses_the_test_split_by_default():
     ]
     resampling = {"bootstrap": 1000, "seed": 7}
     references = [Path("a"), Path("b")]
-    expected = (Path("w"), "test", references, resampling, Path("o"), {"average": "none"}, {})
+    expected = (Path("w"), "test", references, resampling, {}, Path("o"), {"average": "none"}, {})
     assert parse_evaluate(["--workdir=w", *flags]) == expected
+
+
+def test_evaluate_accepts_where_the_files_of_the_run_are_now_and_no_other_field():
+    files = ["--config.data.test_files=a,b", "--config.data.train_files", "('c d', 'e')"]
+    request = parse_evaluate(["--workdir=w", *files])
+    assert request.files == {"test": ("a", "b"), "train": ("c d", "e")}
+    with pytest.raises(
+        InputError, match=r"^config\.data\.seed: evaluate takes the config of the run"
+    ):
+        parse_evaluate(["--workdir=w", "--config.data.seed=1"])
 
 
 def test_score_accepts_files_without_a_workdir():
@@ -108,10 +120,72 @@ def test_score_accepts_files_without_a_workdir():
         Path("a"),
         Path("b"),
     ]
-    files = ["--hypotheses=h", "--references=a,b"]
-    assert parse_score(files) == (Path("h"), [Path("a"), Path("b")], False, None, {})
+    files, settings = ["--hypotheses=h", "--references=a,b"], dict.fromkeys(SETTINGS, False)
+    both = [Path("a"), Path("b")]
+    assert parse_score(files) == (Path("h"), both, None, None, settings, None, {})
     request = parse_score([*files, "--tokenized", "--bootstrap=99", "--baseline=c"])
-    assert request == (Path("h"), [Path("a"), Path("b")], True, Path("c"), {"bootstrap": 99})
+    settings |= {"tokenized": True}
+    assert request == (Path("h"), both, None, None, settings, Path("c"), {"bootstrap": 99})
+
+
+@pytest.mark.parametrize(
+    ("names", "flags", "language"),
+    [
+        (("a/hyp.zh", "ref.zh"), (), "zh"),
+        (("hyp.zh.gz", "ref.zh"), (), "zh"),
+        (("hyp.zh", "ref.en"), (), None),
+        (("hyp", "ref"), (), None),
+        (("hyp.zh", "ref.zh"), ("--language=th",), "th"),
+    ],
+)
+def test_the_language_of_scored_files_is_given_or_the_end_of_their_names(names, flags, language):
+    hypotheses, references = names
+    request = parse_score([f"--hypotheses={hypotheses}", f"--references={references}", *flags])
+    assert (request.language, request.tokenizer) == (language, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--tokenized", "--tokenize=zh"),
+            "^--tokenize: chooses BLEU's tokenizer, and --tokenized",
+        ),
+        (
+            ("--tokenized", "--language=zh"),
+            "^--language: chooses BLEU's tokenizer, and --tokenized",
+        ),
+        (("--tokenize=char", "--language=zh"), "^--language: chooses the tokenizer, as --tokenize"),
+    ],
+)
+def test_two_flags_that_choose_the_tokenizer_exclude_each_other(flags, message):
+    with pytest.raises(InputError, match=message):
+        parse_score(["--hypotheses=h", "--references=r", *flags])
+
+
+def test_a_list_may_hold_files_with_commas_and_the_streams_are_dashes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b").write_text("")
+    (tmp_path / "W,1").mkdir()
+    flags = ["--hypotheses=h", "--references=a,b", "--references=c,d"]
+    assert parse_score(flags).references == [Path("a,b"), Path("c"), Path("d")]
+    request = parse_translate(
+        ["--workdir=w", "--ensemble=W,1", "--ensemble=W,2", "--input=-", "--output=-"]
+    )
+    assert request.model == {"ensemble": ["W,1", "W", "2"]}
+    assert request.job.input is None and request.job.output is None
+
+
+def test_every_path_may_start_with_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    flags = ["--workdir=~/w", "--input=~/in", "--output=~/out"]
+    request, home = parse_translate(flags), Path("/home/me")
+    assert (request.workdir, request.job.input) == (home / "w", home / "in")
+    assert request.job.output == home / "out"
+    assert (
+        parse_plot(["attention", "--text=a", "--workdir=w", "--output=~/zz"]).output == home / "zz"
+    )
+    assert parse_score(["--hypotheses=~/h", "--references=~/r"]).references == [home / "r"]
 
 
 @pytest.mark.parametrize(

@@ -658,6 +658,52 @@ def test_a_run_on_custom_text_resumes_only_while_its_files_do_not_change(
 
 
 @pytest.mark.slow
+def test_a_run_and_its_corpus_may_be_moved_and_its_test_split_needs_its_files_only(
+    tmp_path, monkeypatch, capfd
+):
+    old, new, away = (tmp_path / name for name in ("old", "new", "away"))
+    for folder in (old, away):
+        folder.mkdir()
+    monkeypatch.chdir(old)
+    files = write_text()
+    short = {"train.num_steps": 2, "train.eval_every": 2, "train.checkpoint_every": 2}
+    assert runs.fit(old / "runs" / "W", runs.TINY | files | short) == 0
+    run = functools.partial(main_in_this_process, monkeypatch)
+    longer = f"--workdir={new / 'runs' / 'W'}"
+
+    old.rename(new)  # together
+    monkeypatch.chdir(away)
+    assert run("evaluate", longer) == 0
+    whole = capfd.readouterr().out
+    assert run("train", longer, "--config.train.num_steps=4") == 0
+
+    for name in ("train", "validation", "test"):  # the corpus alone, under other names
+        for side in ("en", "de"):
+            (new / f"{name}.{side}").rename(away / f"{name}-of-mine.{side}")
+    assert run("evaluate", longer) == 2
+    *_, error = capfd.readouterr().err.splitlines()
+    assert error.startswith("error: config.data.test_files: there is no file 'test.en'")
+    assert "--config.data.test_files" in error
+    (away / "train-of-mine.en").rename(away / "gone")
+    test = f"--config.data.test_files={away}/test-of-mine.en,{away}/test-of-mine.de"
+    assert run("evaluate", longer, test) == 0
+    assert capfd.readouterr().out.splitlines()[0].startswith(whole.split(",")[0])
+    (away / "gone").rename(away / "train-of-mine.en")
+    others = [
+        f"--config.data.{name}_files={name}-of-mine.en,{name}-of-mine.de"
+        for name in ("train", "validation")
+    ]
+    assert run("train", longer, "--config.train.num_steps=6", test, *others) == 0
+    assert runs.last_step(new / "runs" / "W") == 6
+
+    changed = Path("test-of-mine.de")
+    changed.write_text(changed.read_text().replace("1", "2", 1))
+    assert run("evaluate", longer, test) == 2
+    *_, error = capfd.readouterr().err.splitlines()
+    assert error.startswith(f"error: {away}/test-of-mine.de: not what the run was trained with")
+
+
+@pytest.mark.slow
 def test_text_that_changes_before_the_first_checkpoint_does_not_use_the_old_tokenizer(
     tmp_path, monkeypatch, capfd
 ):

@@ -27,6 +27,7 @@ from flaxformer_lite.config import (
 )
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
+from flaxformer_lite.system.errors import InputError
 
 SECTIONS = typing.get_type_hints(Config)
 FIELDS = [
@@ -43,6 +44,7 @@ OPTIONAL = {
     "data.test_dataset": "wmt15_translate/de-en",
     "data.text_features": "premise,hypothesis",
     "data.num_buckets": 3,
+    "data.bleu_tokenizer": "char",
     "optim.clip_norm": 0.5,
     "train.average": "last:2",
     "train.ema_decay": 0.99,
@@ -221,6 +223,7 @@ def test_only_the_choices_of_a_field_are_accepted(name):
 @pytest.mark.parametrize(("name", "value"), [
     ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0),
     ("model.pooling", "first"), ("data.pretokenized", True), ("data.num_buckets", 3),
+    ("data.bleu_tokenizer", "char"),
     ("train.r_drop", 5.0), ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5),
     ("decode.seed", 3), ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3),
     ("decode.length_candidates", 3), ("decode.penalty", "power"),
@@ -246,8 +249,27 @@ def test_a_field_without_effect_is_refused_with_the_field_that_it_requires(name,
     assert str(caught.value).startswith(f"config.{name}: requires {other}={wanted!r}")
 
 
+@pytest.mark.parametrize("name", ["decode.beam_size", "model.rope_base", "train.r_drop"])
+def test_a_field_that_was_given_is_refused_also_if_its_value_is_the_default(name):
+    section, field = name.split(".")
+    other, wanted = config_lib.READ_IF[name]
+    config, default = default_config(), attribute(Config(), name)
+    if name == "train.r_drop":
+        config.update(nested(model__decoder="masked", decode__method="mask_predict"))
+    resolve(config)
+    config[section][field] = default
+    with pytest.raises(InputError) as caught:
+        resolve(config)
+    message = f"config.{name}: requires {other}={wanted!r}; set that, or leave this unset."
+    assert str(caught.value) == message
+    config = default_config()
+    config[section][field] = value = type(default)(2)
+    config[section][field] = default  # takes back what was set
+    assert attribute(resolve(config), name) == default != value
+
+
 def test_the_test_above_has_every_field_of_read_if():
-    assert len(config_lib.READ_IF) == 16
+    assert len(config_lib.READ_IF) == 17
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
@@ -705,7 +727,9 @@ def test_on_resume_only_these_fields_may_differ():
     expected = {f"train.{name}" for name in train.split()} | {
         f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")
     }
-    assert free == expected | {"model.backend", "model.remat"}  # with the same results
+    files = {f"data.{role}_files" for role in ("train", "validation", "test")}  # by contents
+    expected |= {"model.backend", "model.remat", "data.bleu_tokenizer"}  # with the same results
+    assert free == expected | files
 
 
 def test_the_vocabulary_of_the_model_is_that_of_the_tokenizer():

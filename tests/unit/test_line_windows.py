@@ -57,11 +57,8 @@ def test_a_compressed_file_is_decompressed_and_its_size_is_unknown(path):
             assert reader.size == size
 
 
-# With ids, because gzip writes the time: workers that collect the tests in different seconds would
-# generate different ids.
-@pytest.mark.parametrize("raw", [gzip.compress(RAW)[:-11], RAW], ids=["cut off", "not packed"])
-def test_a_truncated_compressed_file_or_a_plain_one_named_gz_is_refused(tmp_path, raw):
-    (tmp_path / "in.gz").write_bytes(raw)
+def test_a_truncated_compressed_file_is_refused(tmp_path):
+    (tmp_path / "in.gz").write_bytes(gzip.compress(RAW)[:-11])
     with pytest.raises(ValueError, match=r"^--input=.*in\.gz: cannot be read: \w+"):
         windows_of(tmp_path / "in.gz")
 
@@ -114,11 +111,10 @@ def test_the_hash_of_the_skipped_part_changes_with_its_bytes_and_its_length(path
         assert fingerprint() != before
 
 
-def test_a_byte_order_mark_is_removed_from_the_first_line_only():
-    assert [decode_line(b"\xef\xbb\xbfab\r\n", "a", number) for number in (1, 2)] == [
-        "ab",
-        "\ufeffab",
-    ]
+def test_a_byte_order_mark_is_removed_at_the_start_of_a_line_only():
+    mark = b"\xef\xbb\xbf"
+    lines = [decode_line(mark + b"a" + mark + b"b\r\n", "a", number) for number in (1, 2)]
+    assert lines == ["a\ufeffb", "a\ufeffb"]
 
 
 def test_a_line_that_is_not_utf_8_is_refused_by_its_number_in_the_file(path):

@@ -414,6 +414,47 @@ def test_a_file_that_changes_while_it_is_read_is_refused(here, tmp_path, monkeyp
     assert not (tmp_path / "record").exists()
 
 
+def test_files_are_the_same_by_their_contents_and_order():
+    then = {"a": "1", "b": "2", "c": "2"}
+    assert own_text.changed(then, {"x": "1", "y": "2", "z": "2"}) == []
+    assert own_text.changed(then, {"a": "1", "b": "3", "c": "2"}) == ["b"]
+    assert own_text.changed(then, {"a": "1", "b": "2"}) == ["c"]
+    assert own_text.changed(then, {"b": "2", "a": "1", "c": "2"}) == ["a", "b", "c"]
+    assert own_text.changed(then, {"a": "1", "b": "2", "c": "2", "d": "7"}) == ["d"]
+    assert own_text.changed(then, {"y": "2"}, some=True) == []
+    assert own_text.changed(then, {"y": "3"}, some=True) == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("named", "place"),
+    [
+        ("base/a.en", "base/a.en"),  # relative to a parent of the folder of the run
+        ("base/a.en", "runs/a.en"),
+        ("/old/place/base/a.en", "base/a.en"),  # the end of an absolute path
+        ("/old/place/base/a.en", "runs/W/a.en"),
+        ("/old/base/*.en", "base/a.en"),
+    ],
+)
+def test_files_that_moved_with_the_run_are_found_near_it(named, place, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = tmp_path / "new" / place
+    found.parent.mkdir(parents=True)
+    found.write_text("one\n")
+    run = tmp_path / "new" / "runs" / "W"
+    texts = dataclasses.replace(own("plain_text", train=(named,)), beside=run)
+    assert own_text.corpora(texts)["train"].rows == ((str(found),),)
+    with pytest.raises(own_text.MissingFile, match=r"--config\.data\.train_files\.$"):
+        own_text.corpora(own("plain_text", train=(named,)))
+
+
+def test_a_file_where_the_config_names_it_comes_before_those_near_the_run(here, tmp_path):
+    write(here, a="one\n")
+    (tmp_path / "a").write_text("another\n")
+    texts = dataclasses.replace(own("plain_text", train=("a",)), beside=tmp_path / "W")
+    assert own_text.corpora(texts)["train"].rows == (("a",),)
+
+
 def test_a_glob_that_matches_a_file_and_its_compressed_copy_is_refused(tmp_path):
     for name in ("a.en", "a.en.gz"):
         (tmp_path / name).write_bytes(b"one\n")

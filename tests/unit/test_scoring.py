@@ -1,6 +1,7 @@
 """BLEU by its definition, exact match, confidence intervals and p-values of known cases."""
 
 import collections
+import importlib.util
 import os
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import sacrebleu
 
 from flaxformer_lite import scoring
+from flaxformer_lite.system.errors import InputError
 
 REFERENCES = ["der 3. Mai", "12,50 €", "vor 3 Tagen", "drei", "7 km"]
 HYPOTHESES = ["der 3. Mai", "12,5 €", "vor 3 Tagen", "", "7 km"]
@@ -259,7 +261,7 @@ def test_p_is_small_for_a_large_difference_larger_for_a_small_one_and_1_for_none
 
 def test_five_percent_of_equal_systems_have_a_p_below_0_05(monkeypatch):
     # Only exact match, which is fast.
-    monkeypatch.setattr(scoring, "corpus_metrics", lambda tokenized: {})
+    monkeypatch.setattr(scoring, "corpus_metrics", lambda settings: {})
     rng, references = np.random.default_rng(3), ["x"] * 150
     sample = lambda: ["x" if hit else "y" for hit in rng.random(150) < 0.7]  # noqa: E731
     p = np.array(
@@ -271,3 +273,97 @@ def test_five_percent_of_equal_systems_have_a_p_below_0_05(monkeypatch):
         ]
     )
     assert 0.01 < (p < 0.05).mean() < 0.07 and 0.4 < (p < 0.5).mean() < 0.55 and p.max() == 1
+
+
+CHINESE = ["今天天气很好,我们去公园散步。", "他每天早上七点起床,然后去上班。", "这本书非常有意思。"]
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenizer"),
+    [
+        ("zh", "zh"),
+        ("zh_Hans", "zh"),
+        ("ZH-TW", "zh"),
+        ("yue", "zh"),
+        ("th", "char"),
+        ("km", "char"),
+        ("lo_LA", "char"),
+        ("my", "char"),
+        ("en", "13a"),
+        ("de_CH", "13a"),
+        ("txt", "13a"),
+        ("", "13a"),
+        (None, "13a"),
+    ],
+)
+def test_the_tokenizer_follows_the_language(language, tokenizer):
+    assert scoring.tokenizer_for(language) == tokenizer
+
+
+@pytest.mark.parametrize(("language", "name"), [("ja", "ja-mecab"), ("ko", "ko-mecab")])
+def test_japanese_and_korean_use_mecab_if_it_is_there_and_else_characters(
+    language, name, monkeypatch
+):
+    for is_there, expected in ((True, name), (False, "char")):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda module, there=is_there: object() if there else None
+        )
+        assert scoring.tokenizer_for(language) == expected
+
+
+def test_a_perfect_chinese_translation_has_a_bleu_of_100_and_its_signature_names_the_tokenizer():
+    scores = scoring.score(CHINESE, [CHINESE], tokenizer="zh")
+    assert scores.values["bleu"] == pytest.approx(100) and "tok:zh" in scores.signatures["bleu"]
+    other = [text[:-3] + "。" for text in CHINESE]
+    characters = scoring.score(other, [CHINESE], tokenizer="char")
+    assert 50 < characters.values["bleu"] < 100 and "tok:char" in characters.signatures["bleu"]
+    assert scoring.score(other, [CHINESE]).values["bleu"] < 20  # a sentence is one word
+    (resampled,) = scoring.resample([CHINESE], [CHINESE], bootstrap=40, tokenizer="zh")
+    assert resampled.values == scores.values and "tok:zh" in resampled.signatures["bleu"]
+
+
+def test_case_is_ignored_by_every_score_of_sacrebleu_if_wanted():
+    upper = [text.upper() for text in TRANSLATED]
+    lower = scoring.score(upper, [TOKENISED], lowercase=True, ter=True)
+    as_is = scoring.score(TRANSLATED, [TOKENISED], ter=True)
+    for name in ("bleu", "chrf", "ter"):
+        assert lower.values[name] >= as_is.values[name] - 40 and "case:lc" in lower.signatures[name]
+    assert lower.values["bleu"] > scoring.score(upper, [TOKENISED]).values["bleu"]
+
+
+def test_ter_counts_edits_over_the_words_of_the_reference():
+    edited = scoring.score(["a b c d x"], [["a b c d e f g h"]], ter=True)
+    assert edited.values["ter"] == pytest.approx(100 * 4 / 8)  # 1 replaced, 3 missing
+    characters = scoring.score(["天气很"], [["天气很好"]], tokenizer="zh", ter=True)
+    assert (
+        characters.values["ter"] == pytest.approx(25)
+        and "asian:yes" in characters.signatures["ter"]
+    )
+
+
+def test_a_tokenizer_that_cannot_be_used_is_one_message(monkeypatch):
+    def fail(**options):
+        raise ImportError("Please install the Japanese extra\nfor this")
+
+    monkeypatch.setattr(sacrebleu, "BLEU", fail)
+    message = (
+        r"^the tokenizer 'ja-mecab' of BLEU cannot be used: Please install the Japanese extra; "
+        r"pip install 'sacrebleu\[ja\]', or choose 'char'\.$"
+    )
+    with pytest.raises(InputError, match=message):
+        scoring.score(["a"], [["a"]], tokenizer="ja-mecab")
+
+
+def test_text_without_spaces_is_noticed(capsys):
+    scoring.warn_if_unspaced(CHINESE)
+    err = capsys.readouterr().err
+    assert (
+        err.startswith("warning: most letters are of a script without spaces")
+        and "--tokenize" in err
+    )
+    for texts in (["สวัสดีครับ"], ["ສະບາຍດີ"], ["ជំរាបសួរ"], ["これはペンです"]):
+        scoring.warn_if_unspaced(texts)
+        assert capsys.readouterr().err
+    for texts in (REFERENCES, [], ["12 ..."], ["한국어 문장입니다"], ["English 中文"]):
+        scoring.warn_if_unspaced(texts)
+        assert not capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Custom text: the files that the config's paths match, and a fingerprint of their contents."""
 
+import collections
 import contextlib
 import dataclasses
 import glob
@@ -357,12 +358,23 @@ def changed(then: Mapping[str, str], now: Mapping[str, str], *, some: bool = Fal
     """
     if list(then.values()) == list(now.values()):
         return []
-    of_other = [path for path, digest in now.items() if digest not in then.values()]
-    gone = [path for path, digest in then.items() if digest not in now.values()]
+    of_other, gone = _only_in(now, then), _only_in(then, now)
     names = {os.path.basename(path) for path in of_other}
     missing = [] if some else [path for path in gone if os.path.basename(path) not in names]
     reordered = [] if of_other or gone or some else list(now)
     return sorted({*of_other, *missing, *reordered})
+
+
+def _only_in(files: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
+    """Returns the paths of the files that have no counterpart of the same contents in `others`."""
+    left = collections.Counter(others.values())
+    left.subtract(files.values())
+    only = []
+    for path, digest in reversed(files.items()):
+        if left[digest] < 0:
+            left[digest] += 1
+            only.append(path)
+    return only
 
 
 def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
