@@ -367,14 +367,12 @@ def changed(then: Mapping[str, str], now: Mapping[str, str], *, some: bool = Fal
 
 def _only_in(files: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
     """Returns the paths of the files that have no counterpart of the same contents in `others`."""
-    left = collections.Counter(others.values())
-    left.subtract(files.values())
-    only = []
-    for path, digest in reversed(files.items()):
-        if left[digest] < 0:
-            left[digest] += 1
-            only.append(path)
-    return only
+    moved = [path for path, digest in files.items() if others.get(path) != digest]
+    left = collections.Counter(
+        digest for path, digest in others.items() if files.get(path) != digest
+    )
+    left.subtract(files[path] for path in moved)
+    return [path for path in moved if left[files[path]] < 0]
 
 
 def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
