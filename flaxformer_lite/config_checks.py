@@ -27,6 +27,7 @@ def check_contradictions(config: Config, given: Set[str]) -> None:
     _check_ignored(config, given)
     _check_batches(config)
     _check_own_text(config, given)
+    _check_normalization(config)
     _check_packing(config)
     _check_training(config)
     _check_parallel(config)
@@ -198,6 +199,22 @@ def _check_own_text(config: Config, given: Set[str]) -> None:
     if data.languages and (len(data.languages) != 2 or data.languages[0] == data.languages[1]):
         raise InputError(
             f"config.data.languages: expected two different names, or (), got {data.languages}."
+        )
+
+
+def _check_normalization(config: Config) -> None:
+    """Raises InputError if the config normalises texts of which every character counts."""
+    if config.data.normalization in (None, "none"):
+        return
+    if config.model.architecture == "decoder_lm":
+        raise InputError(
+            "config.data.normalization: changes sources, and a language model has none; leave it "
+            "unset."
+        )
+    if config.data.tokenizer == "marian":
+        raise InputError(
+            "config.data.normalization: an imported tokenizer normalises by its own rules; leave "
+            "it unset."
         )
 
 

@@ -159,8 +159,9 @@ def override(config: config_dict.ConfigDict, overrides: Sequence[str]) -> config
                 f"--{name}={_quoted(value)}" if _field_type(config, name) == "tuple" else argument,
             )
         except (flags.Error, ValueError, TypeError) as error:
+            none = "; None is written None" if value.lower() in ("none", "null") else ""
             raise InputError(
-                f"{name}: expected {_field_type(config, name)}, got {value!r}."
+                f"{name}: expected {_field_type(config, name)}, got {value!r}{none}."
             ) from error
     return config
 

@@ -132,6 +132,12 @@ class DataConfig:
     seed: int = 0
     # the texts are tokenised already: the metric is 'bleu_tokenized' in place of 'bleu'
     pretokenized: bool = False
+    # share of the characters of the text that have pieces, the others are bytes; None: 1, or 0.9995
+    # if there are many
+    character_coverage: float | None = None
+    # of sources: 'whitespace' (runs become one space, invisible characters go), 'nfc', 'nfkc' (the
+    # same after that form), 'none'; None: 'whitespace' for custom text, else 'none'
+    normalization: str | None = None
     # sacreBLEU's tokenizer; None: by the target language, 'zh' for Chinese, '13a' for most
     bleu_tokenizer: str | None = None
 
@@ -281,6 +287,7 @@ CHOICES = {
     "data.tokenizer": ("unigram", "bpe", "marian"),
     "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
+    "data.normalization": ("none", "whitespace", "nfc", "nfkc"),
     "data.bleu_tokenizer": BLEU_TOKENIZERS,
     "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
     "decode.method": ("greedy", "sample", "beam", "mask_predict"),
@@ -318,12 +325,13 @@ HIGHEST = {  # inclusive
     **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1),
     "decode.alpha": 10.0,  # the length penalty of 7,000 tokens still fits in a float32
     "train.r_drop": 100.0,
+    "data.character_coverage": 1.0,
     **dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20),
     **dict.fromkeys(("decode.beam_size", "decode.iterations", "decode.length_candidates"), 1000),
 }
 POSITIVE = """
     model.norm_epsilon model.rope_base optim.learning_rate optim.eps optim.clip_norm
-    decode.temperature decode.top_p
+    decode.temperature decode.top_p data.character_coverage
 """.split()
 BELOW_ONE = """
     model.dropout model.attention_dropout train.label_smoothing train.ema_decay optim.b1 optim.b2

@@ -1,6 +1,7 @@
 """`fit` trains a model, in phases: check, set up, find the start, prepare, train, finish."""
 
 import contextlib
+import dataclasses
 import functools
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import batch_shapes
 from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.data.tokens import normalization
 from flaxformer_lite.evaluator import Evaluator
 from flaxformer_lite.model import transformer
 from flaxformer_lite.runs import metrics_log, multihost
@@ -95,6 +97,7 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
       The config with the number of classes, the device mesh, and the dataset, not prepared yet.
     """
     multihost.check_config(config)
+    config = _with_normalization(config, workdir)
     mesh = meshes.make_mesh(config.parallel.data, config.parallel.fsdp, config.parallel.tensor)
     accumulate = config.optim.accumulate_steps
     meshes.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
@@ -103,6 +106,14 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
     config = with_classes(config, dataset.label_names)
     multihost.together(lambda: workdir_lib.check(workdir, config))
     return config, mesh, dataset
+
+
+def _with_normalization(config: Config, workdir: Path) -> Config:
+    """Returns the config with the normalisation of the run, or its default for a new run."""
+    kind = normalization.chosen(config)
+    if config.data.normalization is None and workdir_lib.has_run(workdir):
+        kind = workdir_lib.read_config(workdir).data.normalization or "none"
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, normalization=kind))
 
 
 def set_up(

@@ -13,6 +13,7 @@ import numpy as np
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data import sides
+from flaxformer_lite.data.tokens import normalization
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, Tokenizer
 from flaxformer_lite.decoding.decoder import Decoder
@@ -33,6 +34,7 @@ COMMON = {
     "another model.architecture": lambda run: run.config.model.architecture,
     "another model.decoder": lambda run: run.config.model.decoder,
     "another tokenizer": lambda run: run.tokenizer.fingerprint,
+    "another data.normalization": lambda run: normalization.chosen(run.config),
     "other labels": lambda run: run.label_names,
     "another source language": lambda run: sides.source_language(run.config),
 }
@@ -229,7 +231,7 @@ def _load(
             f"{config.model.architecture!r}.",
             where=str(workdir),
         )
-    tokenizer = tokenizer_lib.load(paths.tokenizer)
+    tokenizer = tokenizer_lib.load(paths.tokenizer, normalization.chosen(config))
     config = with_vocabulary(config, config.data.vocab_size)
     # The backend of the training may not exist here; it does not change the model.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))

@@ -17,7 +17,14 @@ from flaxformer_lite.data.batches.loader import Batches, Tokens
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.sources.own_text import OwnText
-from flaxformer_lite.data.tokens import store, subwords, tokenizer
+from flaxformer_lite.data.tokens import (
+    normalization,
+    overlap,
+    store,
+    subwords,
+    tokenizer,
+    vocabulary,
+)
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.fields import BOS, OWN_TEXT
@@ -268,50 +275,6 @@ def _plan(
     )
 
 
-def vocabulary_texts(reader: Reader, count: int) -> list[str]:
-    """Returns at most `count` evenly spaced texts of all sources, then all targets.
-
-    Reads only the returned texts.
-    """
-    sides = [side for side in ("source", "target") if side in reader.columns]
-    total, texts = len(sides) * len(reader), []
-    chosen = np.arange(min(count, total)) * total // max(1, min(count, total))
-    for number, side in enumerate(sides):
-        examples = chosen[chosen // max(1, len(reader)) == number] - number * len(reader)
-        for first in range(0, len(examples), READ_AT_ONCE):
-            texts += getattr(reader(examples[first : first + READ_AT_ONCE]), side)
-    return texts
-
-
-def provide_tokenizer(config: Config, dataset: Dataset, path: Path, *, verify: bool) -> None:
-    """Trains the tokenizer in process 0 if `path` does not exist.
-
-    Args:
-      verify: whether to train an existing tokenizer again, and compare the result.
-
-    Raises:
-      InputError: the tokenizer cannot be trained, or the existing one differs.
-    """
-
-    def provide() -> None:
-        if path.exists() and not verify:
-            return
-        texts = vocabulary_texts(
-            dataset.reader(config.data.train_split), config.data.vocabulary_sample
-        )
-        options = {"vocab_size": config.data.vocab_size, "kind": config.data.tokenizer}
-        if not path.exists():
-            tokenizer.train(texts, path, **options)
-        elif tokenizer.trained(texts, **options) != path.read_bytes():
-            raise InputError(
-                f"{path}: not what the text of {config.data.train_split!r} gives now, and no "
-                "checkpoint needs it yet; put the old text back, or delete it, which makes a new "
-                "one."
-            )
-
-    multihost.by_process_0(provide)
-
-
 def load(
     config: Config, dataset: Dataset, tokenizer_path: Path, verify_tokenizer: bool = False
 ) -> Data:
@@ -336,10 +299,14 @@ def load(
         _warn_of_overlap(dataset, splits)
 
     multihost.together(prepare)
-    provide_tokenizer(config, dataset, tokenizer_path, verify=verify_tokenizer)
-    tokens = multihost.together(lambda: tokenizer.load(tokenizer_path))
+    reader = dataset.reader(config.data.train_split)
+    vocabulary.provide_tokenizer(config, reader, tokenizer_path, verify=verify_tokenizer)
+    tokens = multihost.together(
+        lambda: tokenizer.load(tokenizer_path, normalization.chosen(config))
+    )
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_part(dataset, "validation", tokens, config)
+    _warn_of_equal_examples(dataset, train.tokens, tokens, config)
     return Data(
         tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan)
     )
@@ -358,6 +325,28 @@ def _warn_of_overlap(dataset: Dataset, splits: Mapping[str, str]) -> None:
                 splits[role],
                 f"{shared:,}",
                 splits["train"],
+            )
+
+
+def _warn_of_equal_examples(
+    dataset: Dataset, train: Tokens, tokens: Tokenizer, config: Config
+) -> None:
+    """Warns of examples of validation and test that are in train too, word for word."""
+    for role in ("validation", "test"):
+        name = getattr(config.data, f"{role}_split")
+        part = dataset.part(role)
+        examples = _stored(part.reader(name), tokens, config)
+        is_slice = part is dataset and dataset.shared(config.data.train_split, name)
+        if is_slice or jax.process_index() != 0:  # a slice of the same examples is warned of above
+            continue
+        if shared := overlap.shared(examples.sides(), train.sides()):
+            logging.warning(
+                "config.data.%s_split: %s of %s examples are in %s too, word for word: scores on "
+                "them are too good.",
+                role,
+                f"{shared:,}",
+                f"{len(examples):,}",
+                config.data.train_split,
             )
 
 

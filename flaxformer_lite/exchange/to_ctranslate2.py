@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.data.tokens import normalization
 from flaxformer_lite.exchange import ctranslate2_spec
 from flaxformer_lite.exchange.folder import (
     about_decoding,
@@ -66,7 +67,7 @@ def _usage(run: Trained, source: list[str], target: list[str], *, translates: bo
         (piece for piece in source if piece.startswith(">>") and piece.endswith("<<")), None
     )
     start = [repr(code)] if code else [] if translates else [f'"{target[BOS]}"']
-    pieces = ", ".join([*start, '*source.encode("A text.", out_type=str)'])
+    pieces = ", ".join([*start, "*source.encode(text, out_type=str)"])
     engine, result = 'Translator(".").translate_batch', "hypotheses"
     if not translates:
         engine, result = 'Generator(".").generate_batch', "sequences"
@@ -75,6 +76,8 @@ def _usage(run: Trained, source: list[str], target: list[str], *, translates: bo
     lines = [
         "import ctranslate2, json, pathlib, sentencepiece",
         f"source, target = {opened}",
+        'text = "A text."',
+        *normalization.python_code(normalization.chosen(run.config)).splitlines(),
         f"found = ctranslate2.{engine}([[{pieces}]], "
         '**json.loads(pathlib.Path("decode.json").read_text()))',
         f"print(target.decode(found[0].{result}[0]){joined})",

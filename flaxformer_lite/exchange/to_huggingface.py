@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.data.tokens import normalization
 from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, start_piece
 from flaxformer_lite.exchange import marian_config, marian_weights
 from flaxformer_lite.exchange.folder import (
@@ -71,7 +72,9 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
         "from transformers import MarianMTModel, MarianTokenizer\n"
         'model, tokenizer = MarianMTModel.from_pretrained("FOLDER"), '
         'MarianTokenizer.from_pretrained("FOLDER")\n'
-        'found = model.generate(**tokenizer(["A text."], return_tensors="pt"))\n'
+        'text = "A text."\n'
+        f"{normalization.python_code(normalization.chosen(run.config))}"
+        'found = model.generate(**tokenizer([text], return_tensors="pt"))\n'
         "print(tokenizer.batch_decode(found, skip_special_tokens=True))\n```"
     )
     return "transformers", usage + about_decoding(

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
 
 from flaxformer_lite.system.compressed import (
+    CONVERT,
     UNREADABLE,
+    UTF16,
     is_compressed,
     open_bytes,
     why_unreadable,
@@ -52,6 +54,8 @@ def decode_line(line: bytes, name: str, number: int) -> str:
     Raises:
       InputError: the line is not UTF-8.
     """
+    if number == 1 and line.startswith(UTF16):
+        raise InputError(f"{name}: expected UTF-8, got UTF-16; {CONVERT}.")
     line = line.removeprefix(codecs.BOM_UTF8)
     try:
         return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")

@@ -154,8 +154,10 @@ def read_config(path: Path) -> Config:
             where=str(path),
         )
     try:
-        return config_lib.resolve(json.loads(file.read_text()))
-    except (OSError, ValueError, AttributeError) as error:
+        saved = json.loads(file.read_text())
+        saved["data"].setdefault("normalization", "none")  # of a run before this field
+        return config_lib.resolve(saved)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         raise InputError(f"{file}: cannot be read as a config: {error}") from error
 
 

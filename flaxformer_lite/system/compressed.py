@@ -19,6 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 from flaxformer_lite.system.errors import InputError
 
 CHUNK = 1 << 20  # bytes that are read at once
+# the byte order marks at the start of a UTF-16 file, and what to do about them
+UTF16, CONVERT = (b"\xff\xfe", b"\xfe\xff"), "convert it with iconv -f UTF-16 -t UTF-8"
 
 
 class Format(NamedTuple):

@@ -259,6 +259,10 @@ def test_an_override_does_not_change_the_arguments_of_the_program():
             "is 2048.",
         ),
         ("model.num_heads=four", "config.model.num_heads: expected int, got 'four'."),
+        (
+            "data.num_buckets=none",
+            "config.data.num_buckets: expected int, got 'none'; None is written None.",
+        ),
         ("model.num_heads=4.5", "config.model.num_heads: expected int, got '4.5'."),
         ("model.num_heads=", "config.model.num_heads: expected int, got ''."),
         ("model.tie_embeddings=maybe", "config.model.tie_embeddings: expected bool, got 'maybe'."),

@@ -44,6 +44,8 @@ OPTIONAL = {
     "data.test_dataset": "wmt15_translate/de-en",
     "data.text_features": "premise,hypothesis",
     "data.num_buckets": 3,
+    "data.character_coverage": 0.99,
+    "data.normalization": "nfc",
     "data.bleu_tokenizer": "char",
     "optim.clip_norm": 0.5,
     "train.average": "last:2",

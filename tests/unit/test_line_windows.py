@@ -165,3 +165,11 @@ def test_an_empty_file_has_no_window_and_an_unreadable_file_is_refused(path, tmp
     for name in ("missing", "."):
         with pytest.raises(ValueError, match=r"^--input=.*: cannot be read: "):
             LineReader(tmp_path / name)
+
+
+def test_utf_16_is_refused_with_what_to_do(path):
+    path.write_bytes("\ufeffone\n".encode("utf-16-le"))
+    with pytest.raises(
+        ValueError, match=rf"^{path}: expected UTF-8, got UTF-16; convert it with iconv"
+    ):
+        windows_of(path)

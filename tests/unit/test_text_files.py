@@ -355,3 +355,23 @@ def test_memory_is_independent_of_the_file_size_and_the_longest_line(tmp_path, r
         tracemalloc.stop()
     assert (found.examples, found.faulty) == (repeats * 1001, repeats)
     assert peak < 8_000_000 < repeats * 3_000_000  # the file
+
+
+def test_the_nested_texts_of_hugging_face_are_read(tmp_path):
+    lines = [
+        '{"translation": {"en": "one", "de": "eins"}, "id": 7}',
+        '{"en": "two", "de": "zwei", "translation": "no object"}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    examples = Corpus(((str(tmp_path / "a.jsonl"),),), "jsonl", ("en", "de"), 1000)
+    assert [example.texts for example in examples] == [("one", "eins"), ("two", "zwei")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused_once_with_what_to_do(encoding, tmp_path):
+    (tmp_path / "a").write_bytes("\ufeffone\ntwo\n".encode(encoding))
+    message = (
+        rf"^{tmp_path}/a: expected UTF-8, got UTF-16; convert it with iconv -f UTF-16 -t UTF-8\.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        check({"train": corpus((tmp_path / "a",), fields=("text",))}, io.StringIO())

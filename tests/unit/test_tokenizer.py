@@ -9,6 +9,7 @@ import pytest
 from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer, cut_at_end, escape, pad_rows, unescape
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.system.errors import InputError
 
 VOCAB = 311  # 4 special tokens, 256 bytes and 51 more
 WORDS = (
@@ -195,3 +196,30 @@ def test_a_row_without_an_end_symbol_is_not_cut():
     assert cut_at_end(np.array([7, 5, 9])).tolist() == [7, 5, 9]
     assert cut_at_end(np.array([7, EOS, 9, PAD])).tolist() == [7]
     assert cut_at_end(np.array([7, PAD, EOS])).tolist() == [7]
+
+
+CHINESE = ["".join(map(chr, range(first, first + 20))) for first in range(0x4E00, 0x5200, 20)]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_vocabulary_that_does_not_fit_is_refused_in_terms_of_the_config(kind):
+    with pytest.raises(
+        InputError,
+        match=r"^config\.data\.vocab_size: this text has at most \d+ pieces, got 2,000; lower",
+    ):
+        tokenizer.trained(["a b c"] * 3, vocab_size=2000, kind=kind)
+    message = (
+        r"^config\.data\.vocab_size: the characters of this text, .* are 1,2\d\d pieces, got 500; "
+        r"raise it, or lower data\.character_coverage = 0\.9995, so that"
+    )
+    with pytest.raises(InputError, match=message):
+        tokenizer.trained(CHINESE, vocab_size=500, kind=kind)
+
+
+def test_characters_beyond_the_coverage_are_bytes(tmp_path):
+    options = {"vocab_size": 500, "kind": "bpe", "character_coverage": 0.1}
+    tokenizer.train([*CHINESE, *["一二三"] * 99], tmp_path / "model", **options)
+    model = tokenizer.load(tmp_path / "model")
+    common, rare = model.encode(["一", CHINESE[7][:1]])
+    assert len(common) < 3 <= len(rare)
+    assert model.decode([common, rare]) == ["一", CHINESE[7][:1]]

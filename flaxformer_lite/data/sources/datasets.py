@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -198,6 +199,13 @@ class Dataset:
         try:
             return self._builder.as_data_source(split=split, deserialize_method=raw)
         except ValueError as error:
+            if "no data" in str(error):
+                whole = re.match(r"\w*", split)[0]
+                count = self._builder.info.splits[whole].num_examples
+                raise InputError(
+                    f"config.data: {split!r} of {self.name} has no example, as {whole!r} has "
+                    f"{count:,}; take a larger slice."
+                ) from error
             splits = ", ".join(self._builder.info.splits)
             more = "; set the data.*_files of the missing one" if self.contents else ""
             raise InputError(

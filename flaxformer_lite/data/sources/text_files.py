@@ -22,7 +22,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
-from flaxformer_lite.system.compressed import UNREADABLE, open_bytes, why_unreadable
+from flaxformer_lite.system.compressed import (
+    CONVERT,
+    UNREADABLE,
+    UTF16,
+    open_bytes,
+    why_unreadable,
+)
 from flaxformer_lite.system.errors import InputError
 
 SORTS = (
@@ -159,14 +165,19 @@ def _values(text: str, fields: Sequence[str]) -> Sequence[str]:
 
 
 def json_object(text: str) -> dict:
-    """Returns the JSON object of a line; raises MalformedLine."""
+    """Returns the JSON object of a line; raises MalformedLine.
+
+    The texts of Hugging Face's translations, {"translation": {"en": ..., "de": ...}}, are one level
+    below.
+    """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise MalformedLine(NOT_JSON, str(error)) from error
     if not isinstance(values, dict):
         raise MalformedLine(NOT_JSON, f"but {type(values).__name__}")
-    return values
+    nested = values.get("translation")
+    return nested if isinstance(nested, dict) else values
 
 
 def _check_text(text: str) -> None:
@@ -210,6 +221,8 @@ def lines(path: str, *, longest: int) -> Iterator[bytes]:
     try:
         with open_bytes(path) as file:
             while line := file.readline(limit):
+                if number == 0 and line.startswith(UTF16):
+                    raise InputError(f"{path}: expected UTF-8, got UTF-16; {CONVERT}.")
                 end = line
                 while end and not end.endswith(b"\n"):
                     end = file.readline(CHUNK)

@@ -13,7 +13,7 @@ import numpy as np
 from flaxformer_lite.data.sources.examples import Examples
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.segmentation import Segmenter, mixed
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer, escape
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 
 GROWTH_SAMPLE = 1000  # evenly spaced examples for the estimate of the growth
 EXAMPLES_AT_ONCE = 50  # segmentation takes some hundred bytes a character
@@ -42,6 +42,7 @@ class SubwordSampler:
         """
         self._read, self._segment = read, Segmenter(kind, *tokenizer.table())
         self._strength, self._seed, self._start = strength, seed, tuple(start)
+        self._prepared = tokenizer.prepared
 
     def __call__(self, examples: np.ndarray, epoch: int) -> dict[str, Ragged]:
         """Returns the sampled ids of each side of the examples, int32."""
@@ -50,7 +51,8 @@ class SubwordSampler:
             side_texts = getattr(texts, side)
             if side_texts is not None:
                 keys = mixed(np.asarray(examples).astype(np.uint64), self._seed, epoch, number)
-                rows = self._segment([escape(text) for text in side_texts], keys, self._strength)
+                prepared = [self._prepared(text, side) for text in side_texts]
+                rows = self._segment(prepared, keys, self._strength)
                 if self._start:
                     rows = Ragged.of([[*self._start, *row] for row in rows])
                 sampled[side] = rows

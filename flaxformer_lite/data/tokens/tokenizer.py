@@ -4,13 +4,16 @@ import hashlib
 import io
 import itertools
 import json
+import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
 
+from flaxformer_lite.data.tokens.normalization import normalized
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
@@ -22,12 +25,14 @@ SPACE_MARK, ESCAPE = "\u2581", "\uf8ff"
 TRAINING_THREADS = 2
 
 
-def train(sentences: Iterable[str], path: Path, *, vocab_size: int, kind: str) -> None:
+def train(sentences: Iterable[str], path: Path, **options: Any) -> None:
     """Writes the model file of `trained` at `path`, atomically."""
-    write_whole(path, trained(sentences, vocab_size=vocab_size, kind=kind))
+    write_whole(path, trained(sentences, **options))
 
 
-def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
+def trained(
+    sentences: Iterable[str], *, vocab_size: int, kind: str, character_coverage: float | None = None
+) -> bytes:
     """Returns the model file of a tokenizer trained on `sentences`. Section 5.1.
 
     Training is deterministic.
@@ -36,6 +41,7 @@ def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
       vocab_size: number of pieces, including 4 special tokens and 256 bytes. A digit is always its
         own piece, so that numbers are copied and not memorised.
       kind: 'unigram' or 'bpe'.
+      character_coverage: as `data.character_coverage`.
 
     Raises:
       InputError: there are no sentences, they have too few pieces for `vocab_size`, or `kind` is
@@ -49,6 +55,8 @@ def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
     texts = [escape(text) for text in sentences]
     if not any(texts):
         raise InputError("The tokenizer got no text to train on: the training split has no words.")
+    if character_coverage is None:
+        character_coverage = 1.0 if len(set("".join(texts))) < vocab_size // 4 else 0.9995
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -64,17 +72,30 @@ def trained(sentences: Iterable[str], *, vocab_size: int, kind: str) -> bytes:
             remove_extra_whitespaces=False,
             byte_fallback=True,
             split_digits=True,
-            character_coverage=1.0 if len(set("".join(texts))) < vocab_size // 4 else 0.9995,
+            character_coverage=character_coverage,
             max_sentence_length=1 << 20,
             num_threads=TRAINING_THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise InputError(
-            f"config.data.vocab_size: no tokenizer of {vocab_size} pieces fits this text: {reason}"
-        ) from error
+        raise _refusal(str(error), vocab_size, character_coverage) from error
     return model.getvalue()
+
+
+def _refusal(reason: str, vocab_size: int, coverage: float) -> InputError:
+    """Returns the refusal of SentencePiece in terms of the config."""
+    if found := re.search(r"to a value <= (\d+)", reason):
+        what = f"this text has at most {int(found[1]):,} pieces, got {vocab_size:,}; lower it."
+    elif found := re.search(r"required_chars\. \d+ vs (\d+)", reason):
+        what = (
+            f"the characters of this text, the 256 bytes and the special tokens are "
+            f"{int(found[1]):,} pieces, got {vocab_size:,}; raise it, or lower "
+            f"data.character_coverage = {coverage:g}, so that rare characters are written as bytes."
+        )
+    else:
+        last = reason.strip().splitlines()[-1]
+        what = f"no tokenizer of {vocab_size:,} pieces fits this text: {last}"
+    return InputError(what, where="config.data.vocab_size")
 
 
 def pad_rows(rows: list[np.ndarray], length: int, *, end: bool = True) -> np.ndarray:
@@ -109,10 +130,13 @@ def unescape(text: str) -> str:
     return text.replace(ESCAPE + "1", SPACE_MARK).replace(ESCAPE + "0", ESCAPE)
 
 
-def load(path: Path) -> "Tokenizer | MarianTokenizer":
-    """Returns the tokenizer in the file `path`; raises InputError if it contains none."""
+def load(path: Path, normalization: str = "none") -> "Tokenizer | MarianTokenizer":
+    """Returns the tokenizer in the file `path`; raises InputError if it contains none.
+
+    `normalization`: of sources, see `data.tokens.normalization`; Marian's models have their own.
+    """
     is_archive = path.is_file() and path.read_bytes()[:2] == b"PK"
-    return MarianTokenizer(path) if is_archive else Tokenizer(path)
+    return MarianTokenizer(path) if is_archive else Tokenizer(path, normalization)
 
 
 def open_model(content: bytes) -> sentencepiece.SentencePieceProcessor:
@@ -128,8 +152,9 @@ def open_model(content: bytes) -> sentencepiece.SentencePieceProcessor:
 class Tokenizer:
     """A trained model for both sides. Encoded ids have no start or end symbol."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, normalization: str = "none"):
         """Raises InputError if `path` is not a SentencePiece model."""
+        self.normalization = normalization  # of sources
         try:
             model = path.read_bytes()
             self._pieces = open_model(model)
@@ -141,17 +166,20 @@ class Tokenizer:
 
     def made_by(self, side: str) -> str:
         """Returns a string that identifies the mapping from a text to its ids."""
-        return self.fingerprint
+        changes = side == "source" and self.normalization != "none"
+        return f"{self.fingerprint} {self.normalization}" if changes else self.fingerprint
+
+    def prepared(self, text: str, side: str) -> str:
+        """Returns a text as SentencePiece reads it: normalised if it is a source, and escaped."""
+        return escape(normalized(text, self.normalization) if side == "source" else text)
 
     def encode(
         self, texts: Sequence[str], *, side: str = "source", threads: int | None = None
     ) -> list[np.ndarray]:
         """Returns an int32 array of ids for each text; `threads` None: one a core."""
         options = {} if threads is None else {"num_threads": threads}
-        return [
-            np.asarray(ids, np.int32)
-            for ids in self._pieces.encode([escape(text) for text in texts], **options)
-        ]
+        prepared = [self.prepared(text, side) for text in texts]
+        return [np.asarray(ids, np.int32) for ids in self._pieces.encode(prepared, **options)]
 
     def vocabulary_of(self, side: str) -> list[str]:
         """Returns the piece of each id in SentencePiece's notation."""
