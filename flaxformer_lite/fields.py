@@ -318,6 +318,7 @@ LOWEST = {
     "model.num_classes": 2,
     "model.vocab_size": 8,
     "data.vocab_size": 8,
+    "data.character_coverage": 0.98,  # SentencePiece's bound
     "decode.alpha": 0.0,
     "train.r_drop": 0.0,
 }
@@ -331,7 +332,7 @@ HIGHEST = {  # inclusive
 }
 POSITIVE = """
     model.norm_epsilon model.rope_base optim.learning_rate optim.eps optim.clip_norm
-    decode.temperature decode.top_p data.character_coverage
+    decode.temperature decode.top_p
 """.split()
 BELOW_ONE = """
     model.dropout model.attention_dropout train.label_smoothing train.ema_decay optim.b1 optim.b2
