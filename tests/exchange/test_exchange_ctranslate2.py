@@ -362,7 +362,7 @@ def test_the_code_of_the_card_translates(
     card = (tmp_path / "out/README.md").read_text()
     assert "license: apache-2.0\n" in card and "((5 + length) / 6)^0.6" in card
     code = card.split("```python\n")[1].split("```")[0]
-    assert len(code.splitlines()) == 4  # the imports and three lines
+    assert len(code.splitlines()) == 5  # the imports and four lines
     monkeypatch.chdir(tmp_path / "out")
     # the code as printed, with another text
     exec(code.replace("A text.", "Monday, 3 June 2024"), {})
