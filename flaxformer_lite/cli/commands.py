@@ -1,6 +1,5 @@
 """The commands: `flaxformer-lite COMMAND ...`, or `python -m flaxformer_lite COMMAND ...`."""
 
-import importlib.metadata
 import io
 import os
 import sys
@@ -8,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from flaxformer_lite.cli import run_flags, train_flags
-from flaxformer_lite.cli.parser import complain, exit_now, fail
+from flaxformer_lite.cli.parser import complain, exit_now, fail, version
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.lines import whole_files
 from flaxformer_lite.system.errors import InputError, is_of_a_path
@@ -28,7 +27,8 @@ USAGE = """usage: flaxformer-lite COMMAND --flag=value ...    (COMMAND --help li
   import        make a run from a Marian model of Hugging Face
   export        write a run for CTranslate2, for Hugging Face, or as named arrays
 
-Commands on a trained run use its best model; with --average or --parameters, another one."""
+Commands on a trained run use its best model; with --average or --parameters, another one.
+--version prints the version."""
 
 
 # Each command parses its flags before it imports JAX, so that a wrong flag is reported at once.
@@ -370,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # prints a path that is not UTF-8 as it is
         sys.stdout.reconfigure(errors="surrogateescape")
     if arguments[:1] == ["--version"]:
-        print(f"flaxformer-lite {importlib.metadata.version('flaxformer_lite')}")
+        print(f"flaxformer-lite {version()}")
         sys.exit(0)
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(USAGE)

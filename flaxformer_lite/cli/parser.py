@@ -1,5 +1,6 @@
 """Parses flags. A wrong flag ends the process with exit code 2 and one line on standard error."""
 
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,14 @@ def fail(message: str) -> NoReturn:
 def complain(message: str) -> None:
     """Prints one message on standard error."""
     print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+def version() -> str:
+    """Returns the version of the installed package."""
+    try:
+        return importlib.metadata.version("flaxformer_lite")
+    except importlib.metadata.PackageNotFoundError:  # a checkout
+        return "not installed"
 
 
 def exit_now(code: int) -> NoReturn:

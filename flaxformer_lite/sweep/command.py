@@ -26,7 +26,7 @@ def sweep(request: SweepRequest) -> int:
         was trained.
     """
     folder = SweepFolder(request.workdir)
-    swept = _each_once(space.load(request.file, request.overrides), folder)
+    swept = each_once(space.load(request.file, request.overrides), folder)
     settings = swept.settings
     check.check_all(swept.checked, settings, str(request.file))
     if request.worker and not folder.record.exists():
@@ -60,7 +60,7 @@ def sweep(request: SweepRequest) -> int:
     return int(bool(failed))
 
 
-def _each_once(swept: Sweep, folder: SweepFolder) -> Sweep:
+def each_once(swept: Sweep, folder: SweepFolder) -> Sweep:
     """Returns the sweep without the points whose config an earlier point has; prints their names.
 
     A sweep that an older version started keeps all its points.

@@ -475,3 +475,22 @@ def test_exit_now_does_not_wait_for_threads_and_flushes_the_output():
         [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60
     )
     assert (ended.returncode, ended.stdout) == (3, "said")
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_a_closed_standard_stream_is_one_message(closed, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, closed, None)
+    flag = "--input" if closed == "stdin" else "--output"
+    with pytest.raises(InputError, match=rf"^{flag}: standard {flag[2:]} is closed; name a file"):
+        read_lines(None) if closed == "stdin" else write_lines(None, ["a"])
+    write_lines(tmp_path / "file", ["a"])
+    assert read_lines(tmp_path / "file") == ["a"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".GZ"])
+def test_an_output_is_compressed_by_its_name_and_read_back(suffix, tmp_path):
+    path = tmp_path / f"out{suffix}"
+    write_lines(path, ["Grüße", ""])
+    assert path.read_bytes() != "Grüße\n\n".encode() and read_lines(path) == ["Grüße", ""]
+    path.rename(tmp_path / "out")
+    assert read_lines(tmp_path / "out") == ["Grüße", ""]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.cli import commands
 from flaxformer_lite.cli.run_flags import (
     PLOTS,
     parse_classify,
@@ -174,6 +175,13 @@ def test_a_list_may_hold_files_with_commas_and_the_streams_are_dashes(tmp_path, 
     )
     assert request.model == {"ensemble": ["W,1", "W", "2"]}
     assert request.job.input is None and request.job.output is None
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        commands.main(["--version"])
+    name, number = capsys.readouterr().out.split()
+    assert (ended.value.code, name) == (0, "flaxformer-lite") and number[0].isdecimal()
 
 
 def test_every_path_may_start_with_the_home_folder(monkeypatch):

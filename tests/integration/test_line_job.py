@@ -16,6 +16,7 @@ import pytest
 from flaxformer_lite.lines import line_job
 from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import Answer
+from flaxformer_lite.system.compressed import open_bytes
 
 LINES = [f"line {i} of {i * i}" for i in range(101)]
 ASKED = {"model": "step 7", "--prefix": None, "--window": 7, "--long": "refuse"}
@@ -94,6 +95,33 @@ def test_a_stopped_job_keeps_its_output_and_resumes_after_the_last_complete_wind
     assert run(job, answer) == 51  # including the lines before the stop
     assert answer.seen == list(range(36, 102))
     assert job.output.read_bytes() == EXPECTED and names(job) == ["in.txt", "out.txt"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_a_compressed_output_resumes_to_the_bytes_of_an_uninterrupted_job(suffix, job):
+    whole, job = (job._replace(output=job.output.with_name(f"{n}{suffix}")) for n in ("one", "two"))
+    run(whole)
+    with open_bytes(whole.output) as file:
+        assert file.read() == EXPECTED
+    stop_at(job, 40)
+    run(job)
+    assert job.output.read_bytes() == whole.output.read_bytes() != EXPECTED
+    job.input.write_text("")
+    run(job)
+    with open_bytes(job.output) as file:
+        assert file.read() == b"" and job.output.stat().st_size > 0
+
+
+def test_plain_partial_output_of_an_older_version_is_not_continued_as_compressed(job, monkeypatch):
+    job = job._replace(output=job.output.with_name("out.gz"))
+    with monkeypatch.context() as older:
+        older.setattr(line_job, "compressor", lambda path: bytes)
+        stop_at(job, 40)
+    with pytest.raises(ValueError, match=r"^--output: .* was started with None, and .* '\.gz'"):
+        run(job)
+    run(job._replace(restart=True))
+    with open_bytes(job.output) as file:
+        assert file.read() == EXPECTED
 
 
 def test_a_record_without_partial_output_is_ignored(job):

@@ -1,5 +1,7 @@
 """From the config to batches: the data of each architecture, and the shapes of its batches."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.tokens import tokenizer, vocabulary
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.fields import BOS, EOS, PAD
+from flaxformer_lite.system.errors import InputError
 
 TEXTS = [
     f"{word} {number}"
@@ -416,6 +419,44 @@ def test_a_split_without_files_and_files_without_a_split_are_refused_before_prep
     with pytest.raises(ValueError, match=rf"^config\.data\.{words}"):
         pipeline.load(config, pipeline.open_dataset(config), own_files / "tokenizer.model")
     assert not list(own_files.rglob("dataset_info.json"))  # the next test finds one
+
+
+def test_examples_of_evaluation_that_are_trained_on_too_are_counted(own_files, caplog):
+    for side in ("en", "de"):  # 3 whole pairs, and a source with another target
+        a, b = (Path(f"{name}.{side}").read_text().splitlines() for name in "ab")
+        b[1], b[4], b[5] = a[7], a[7], a[0]
+        b[8] = a[2] if side == "en" else b[8]
+        Path(f"b.{side}").write_text("".join(f"{line}\n" for line in b))
+    config = make_config(
+        "encoder_decoder",
+        dataset="parallel_text",
+        train_files=A,
+        validation_files=B,
+        test_split="validation[:2]",
+        vocab_size=290,
+    )
+    pipeline.load(config, pipeline.open_dataset(config), own_files / "tokenizer.model")
+    messages = [record.getMessage() for record in caplog.records if record.name == "root"]
+    assert messages == [
+        f"config.data.{role}_split: {count} examples are in train too, word for word: scores on "
+        "them are too good."
+        for role, count in (("validation", "3 of 10"), ("test", "1 of 2"))
+    ]
+
+
+def test_a_slice_of_too_few_examples_says_so(own_files):
+    config = make_config(
+        "encoder_decoder",
+        dataset="parallel_text",
+        train_files=A,
+        validation_files=B,
+        test_split="validation[:5%]",
+    )
+    dataset = pipeline.open_dataset(config)
+    dataset.prepare()
+    message = r"^config\.data: 'validation\[:5%\]' of .* has no example, as 'validation' has 10"
+    with pytest.raises(InputError, match=message):
+        dataset.reader("validation[:5%]")
 
 
 def test_an_overlap_of_training_and_evaluation_data_is_logged(own_files, caplog):

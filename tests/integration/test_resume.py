@@ -166,6 +166,22 @@ def stopped_as(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return stopped
 
 
+def test_fewer_steps_than_are_done_are_refused_and_nothing_changes(
+    finished_language_model, tmp_path, monkeypatch, capfd
+):
+    workdir = shutil.copytree(finished_language_model, tmp_path / "run")
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()}
+    done = runs.last_step(workdir)
+    flags = [f"--workdir={workdir}", f"--config.train.num_steps={done - 1}"]
+    assert main_in_this_process(monkeypatch, "train", *flags) == 2
+    *_, error = capfd.readouterr().err.splitlines()
+    assert error == (
+        f"error: config.train.num_steps: the run in {workdir} has done {done:,} steps, got "
+        f"{done - 1:,}; set it to that or more, or use a new --workdir."
+    )
+    assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param("finished_classifier", marks=pytest.mark.slow), "finished_language_model"]
 )

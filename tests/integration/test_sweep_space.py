@@ -7,7 +7,8 @@ import pytest
 
 from flaxformer_lite import config_files
 from flaxformer_lite.config import default_config, resolve
-from flaxformer_lite.sweep import space
+from flaxformer_lite.sweep import command, space
+from flaxformer_lite.sweep.results import SweepFolder
 from flaxformer_lite.sweep.space import Settings
 from flaxformer_lite.sweep.walk import Walk
 
@@ -93,6 +94,28 @@ def test_a_continuous_space_is_checked_at_its_ends_and_at_random_points(load, mo
     between = [rate for rate, _ in rates if 1e-4 < rate < 1e-2]
     # uniform in the logarithm
     assert len(between) > 100 and 0.3 < sum(rate < 1e-3 for rate in between) / len(between) < 0.7
+
+
+def test_points_of_the_same_config_are_named_and_trained_once(load, tmp_path, capsys):
+    sweep = load(
+        "def points(config):\n"
+        "    rates = (1e-3, 1e-3, config.optim.learning_rate, 2e-3)\n"
+        "    listed = [{'optim.learning_rate': rate, 'n': n} for n, rate in enumerate(rates)]\n"
+        "    return [*listed, {'data.buckets': config.data.buckets}]\n"
+    )
+    once = command.each_once(sweep, SweepFolder(tmp_path / "S"))
+    assert [point.notes.get("n") for point in once.points] == [0, 2, 3]
+    assert once.checked == once.points
+    notes = capsys.readouterr().err.splitlines()
+    assert [note.split(" (")[0] for note in notes] == ["note: point 1", "note: point 4"]
+    assert "has the config of point 2 (" in notes[1] and notes[1].endswith("; it is trained once")
+
+
+def test_a_sweep_of_an_older_version_keeps_its_equal_points(load, tmp_path, capsys):
+    sweep = load("def points(config):\n    return [{'optim.b1': 0.5}, {'optim.b1': 0.5}]\n")
+    folder = SweepFolder(tmp_path / "S")
+    folder.create_or_join(sweep, database=None)
+    assert command.each_once(sweep, folder) is sweep and not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("most", [16, pytest.param(space.MOST_CHECKED, marks=pytest.mark.slow)])
