@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -199,12 +198,9 @@ class Dataset:
         try:
             return self._builder.as_data_source(split=split, deserialize_method=raw)
         except ValueError as error:
-            if "no data" in str(error):
-                whole = re.match(r"\w*", split)[0]
-                count = self._builder.info.splits[whole].num_examples
+            if self._is_empty(split):
                 raise InputError(
-                    f"config.data: {split!r} of {self.name} has no example, as {whole!r} has "
-                    f"{count:,}; take a larger slice."
+                    f"config.data: {split!r} of {self.name} has no example; take a larger slice."
                 ) from error
             splits = ", ".join(self._builder.info.splits)
             more = "; set the data.*_files of the missing one" if self.contents else ""
@@ -212,6 +208,13 @@ class Dataset:
                 f"config.data: {self.name} has no split {split!r}; it has {splits}, and slices "
                 f"of them such as 'train[:10%]'{more}."
             ) from error
+
+    def _is_empty(self, split: str) -> bool:
+        """Whether `split` is a slice, of splits that exist, without an example."""
+        try:
+            return not self._builder.info.splits[split].file_instructions
+        except (ValueError, KeyError):
+            return False
 
     def _translation(self) -> tuple[str, ...]:
         """Returns the pair of sides from the config or the dataset; empty if it declares none."""
