@@ -9,6 +9,7 @@ from typing import NoReturn
 from absl import flags
 
 from flaxformer_lite.config_files import first_line
+from flaxformer_lite.system.errors import NotWritten
 
 
 def fail(message: str) -> NoReturn:
@@ -20,6 +21,13 @@ def fail(message: str) -> NoReturn:
 def complain(message: str) -> None:
     """Prints one message on standard error."""
     print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+def of_a_disk(error: OSError) -> str:
+    """Returns the message of an error for which `is_of_a_disk` is true."""
+    if isinstance(error, NotWritten):
+        return str(error)
+    return f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}."
 
 
 def version() -> str:

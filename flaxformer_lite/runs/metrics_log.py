@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorboardX
 
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, NotWritten
+from flaxformer_lite.system.storage import free_space
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -86,7 +87,7 @@ class MetricsWriter:
         self._publish = publish
         self._started = time.monotonic() if started is None else started
         if enabled:
-            path = folder / "metrics.jsonl"
+            self._path = path = folder / "metrics.jsonl"
             remove_torn_line(path)
             before = (line.get("seconds", 0.0) for line in read_metrics(path))
             self._started -= max([0.0, *before])
@@ -111,7 +112,12 @@ class MetricsWriter:
         words |= {} if parameters is None else {"parameters": parameters}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, "split": split, **words, **finite}) + "\n"
-        os.write(self._file, line.encode())
+        try:
+            os.write(self._file, line.encode())
+        except OSError as error:
+            raise NotWritten(
+                f"{self._path}: cannot be written: {error.strerror}; {free_space(self._path)}."
+            ) from error
         for name, value in finite.items():
             if value is not None:
                 self._events.add_scalar(f"{split}/{name}", value, step)

@@ -1,9 +1,14 @@
-"""The error for bad input. The command line prints only its message, and exits with code 2."""
+"""The errors that are not bugs: bad input, and a disk that fails; the command prints one message.
+
+It exits with code 2 for bad input, and with 1 for a disk.
+"""
 
 import errno
 
 # Error codes of the system for bad paths of a user; not bugs.
 OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
+# Error codes of a disk that is full or fails.
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 class InputError(ValueError):
@@ -20,6 +25,15 @@ class InputError(ValueError):
     def __init__(self, what: str, *, where: str = ""):
         super().__init__(f"{where}: {what}" if where else what)
         self.where, self.what = where, what
+
+
+class NotWritten(OSError):
+    """A file or folder could not be written; the message says why and what to do."""
+
+
+def is_of_a_disk(error: OSError) -> bool:
+    """Whether the error is of a disk, and not a bug."""
+    return isinstance(error, NotWritten) or error.errno in OF_A_DISK
 
 
 def is_of_a_path(error: OSError) -> bool:

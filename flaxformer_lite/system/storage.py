@@ -145,6 +145,16 @@ def why_unwritable(folder: Path) -> str | None:
     return os.strerror(errno.EROFS) if os.statvfs(existing).f_flag & os.ST_RDONLY else None
 
 
+def free_space(path: Path, needed: int | None = None) -> str:
+    """Returns '1,024 bytes are free there, 4,096 are needed', and what to do about it."""
+    words = "free some space, and start the same command again"
+    if in_bucket(path):
+        return words
+    free = shutil.disk_usage(nearest_existing(path)).free
+    wanted = "" if needed is None else f", {needed:,} are needed"
+    return f"{free:,} bytes are free there{wanted}; {words}"
+
+
 def nearest_existing(path: Path) -> Path:
     """Returns `path`, or the nearest of its parents that exists; on disk."""
     return next(each for each in (path, *path.absolute().parents) if each.exists())

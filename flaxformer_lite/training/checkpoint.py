@@ -6,9 +6,11 @@ and the one before it is used.
 """
 
 import contextlib
+import errno
 import functools
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,8 +20,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from flaxformer_lite.runs import multihost
-from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import absolute, in_bucket, remove_tree
+from flaxformer_lite.system.errors import InputError, NotWritten
+from flaxformer_lite.system.storage import absolute, free_space, in_bucket, remove_tree
 from flaxformer_lite.training.array_sums import Tree, average, checksum
 
 DAMAGED = ".damaged"
@@ -36,6 +38,19 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@functools.cache
+def silence_failed_writes() -> None:
+    """Silences the exceptions that threads of Orbax log, a page each; `wait` raises them again."""
+    is_other = lambda record: not (record.exc_info and "orbax" in record.pathname)  # noqa: E731
+    logging.getLogger("absl").addFilter(is_other)
+
+
+def _is_of_a_disk(error: Exception) -> bool:
+    """Whether a write has failed, by the error or TensorStore's status at the start of its text."""
+    statuses = ("RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "UNAVAILABLE", "DATA_LOSS")
+    return isinstance(error, OSError) or str(error).startswith(statuses)
 
 
 @functools.cache
@@ -171,7 +186,10 @@ class Checkpoints:
             for entry in self._entries():
                 if not _is_finished(entry):  # a process was killed while writing it
                     remove_tree(entry)
-        with _quiet():
+        self._bytes: int | None = None  # of the newest checkpoint
+        silence_failed_writes()
+        silence_abandoned_reads()
+        with self._writing():
             self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     def _entries(self) -> list[Path]:
@@ -213,7 +231,8 @@ class Checkpoints:
         sums = {name: checksum(tree) for name, tree in parts.items()}
         items = {name: ocp.args.StandardSave(tree) for name, tree in parts.items()}
         items["record"] = ocp.args.JsonSave({**record, "checksum": sums})
-        with _quiet():
+        self._bytes = sum(x.nbytes for x in jax.tree.leaves(parts))
+        with self._writing():
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def restore(self, step: int, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
@@ -301,9 +320,33 @@ class Checkpoints:
         self._manager.reload()
 
     def wait(self) -> None:
-        """Waits until everything is written."""
-        self._manager.wait_until_finished()
+        """Waits until everything is written; raises NotWritten if something cannot be."""
+        with self._writing():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, and ends the background threads."""
-        self._manager.close()
+        """Waits as `wait`, and ends the background threads."""
+        with self._writing():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises NotWritten if Orbax cannot write, now or in the background since the last call.
+
+        The incomplete checkpoint is removed, so that its space is free.
+        """
+        try:
+            with _quiet():
+                yield
+        except Exception as error:
+            if not _is_of_a_disk(error):
+                raise
+            for entry in self._entries():
+                if not _is_finished(entry) and jax.process_index() == 0:
+                    remove_tree(entry)
+            full = "RESOURCE_EXHAUSTED" in str(error) or "No space left" in str(error)
+            reason = os.strerror(errno.ENOSPC) if full else str(error).splitlines()[0][:200]
+            raise NotWritten(
+                f"{self.directory}: a checkpoint cannot be written: {reason}; "
+                f"{free_space(self.directory, self._bytes)}: it resumes from the newest checkpoint."
+            ) from error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -832,3 +833,33 @@ def test_an_interrupt_from_the_keyboard_ends_a_command_with_130_and_no_traceback
 def test_several_processes_without_a_workdir_are_refused(refused, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert "--workdir: several processes need one folder" in refused("train", *runs.flags())
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_message_and_the_run_resumes_once_there_is_room(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=2m tmpfs {disk}"
+    inside = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, mount]).returncode:
+        pytest.skip("this system does not let users mount")
+    flags = runs.flags({"train.num_steps": 12, "train.checkpoint_every": 2, "train.keep_newest": 9})
+    command = shlex.join(runs.start_command("train", *flags, f"--workdir={disk}/run"))
+    script = (
+        f"{mount}; {command} 2> {tmp_path}/full; echo $?; ls {disk}/run/checkpoints; echo ended; "
+        f"mount -o remount,size=99m {disk}; {command} 2> {tmp_path}/resumed; echo $?"
+    )
+    process = subprocess.run([*inside, script], capture_output=True, text=True)
+    full, resumed = process.stdout.split("ended\n")
+    code, *checkpoints = full.split()
+    assert code == "1" and checkpoints == [str(int(name)) for name in checkpoints] != []
+    errors = (tmp_path / "full").read_text()
+    assert "Traceback" not in errors
+    *_, error = errors.splitlines()
+    free = (
+        r"[\d,]+ bytes are free there(, [\d,]+ are needed)?; free some space, and start the same "
+    )
+    assert re.match(
+        rf"error: {disk}/run/.*cannot be written: No space left on device; {free}", error
+    )
+    assert resumed.splitlines()[-1] == "0", (tmp_path / "resumed").read_text()
