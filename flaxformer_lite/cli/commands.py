@@ -7,10 +7,10 @@ import traceback
 from collections.abc import Sequence
 
 from flaxformer_lite.cli import run_flags, train_flags
-from flaxformer_lite.cli.parser import complain, exit_now, fail, of_a_disk, version
+from flaxformer_lite.cli.parser import complain, complain_of, exit_now, fail, version
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.lines import whole_files
-from flaxformer_lite.system.errors import InputError, is_of_a_disk, is_of_a_path
+from flaxformer_lite.system.errors import InputError
 
 USAGE = """usage: flaxformer-lite COMMAND --flag=value ...    (COMMAND --help lists the flags)
 
@@ -386,15 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         code = 0
     except OSError as error:
-        if is_of_a_path(error):
-            complain(f"{error.filename}: cannot be reached: {error.strerror}.")
-            code = 2
-        elif is_of_a_disk(error):
-            complain(of_a_disk(error))
-            code = 1
-        else:
-            traceback.print_exc()
-            code = 1
+        code = complain_of(error)
     except KeyboardInterrupt:
         code = 130
     except Exception:  # a bug

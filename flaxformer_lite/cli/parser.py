@@ -3,13 +3,14 @@
 import importlib.metadata
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import flags
 
 from flaxformer_lite.config_files import first_line
-from flaxformer_lite.system.errors import NotWritten
+from flaxformer_lite.system.errors import NotWritten, is_of_a_disk, is_of_a_path
 
 
 def fail(message: str) -> NoReturn:
@@ -23,11 +24,18 @@ def complain(message: str) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
 
 
-def of_a_disk(error: OSError) -> str:
-    """Returns the message of an error for which `is_of_a_disk` is true."""
+def complain_of(error: OSError) -> int:
+    """Prints one message about a bad path or a disk, else a traceback; returns the exit code."""
+    if is_of_a_path(error):
+        complain(f"{error.filename}: cannot be reached: {error.strerror}.")
+        return 2
     if isinstance(error, NotWritten):
-        return str(error)
-    return f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}."
+        complain(str(error))
+    elif is_of_a_disk(error):
+        complain(f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}.")
+    else:
+        traceback.print_exc()
+    return 1
 
 
 def version() -> str:

@@ -33,7 +33,7 @@ class NotWritten(OSError):
 
 def is_of_a_disk(error: OSError) -> bool:
     """Whether the error is of a disk, and not a bug."""
-    return isinstance(error, NotWritten) or error.errno in OF_A_DISK
+    return error.errno in OF_A_DISK
 
 
 def is_of_a_path(error: OSError) -> bool:
