@@ -78,14 +78,18 @@ def logged(folder: Path) -> dict[str, bytes]:
 
 
 def trainings_in(folder: Path) -> set[int]:
-    """The ids of the processes that train for the sweep in `folder`."""
-    found = set()
+    """The ids of the processes that train for the sweep in `folder`.
+
+    Between fork and exec a program that a training starts has the command line of the training.
+    """
+    parents = {}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, IndexError):  # the process has just ended
             words = entry.read_bytes()
             if b"flaxformer_lite.cli.sweep_child" in words and str(folder).encode() in words:
-                found.add(int(entry.parent.name))
-    return found
+                stat = entry.with_name("stat").read_text()
+                parents[int(entry.parent.name)] = int(stat.rsplit(")", 1)[1].split()[1])
+    return {pid for pid, parent in parents.items() if parent not in parents}
 
 
 @pytest.fixture(scope="module")
