@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+ROOT = Path(__file__).parent.parent
 SMOOTHING, DROPOUT, RATE = 0.1, 0.1, 1e-4
 PRODUCTS = 8  # of large matrices, after the steps of each turn
 SLICE = 1.0  # shortest turn, in seconds
@@ -366,8 +367,12 @@ class Worker:
             f"--flax_wmt={arguments.flax_wmt}",
         ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        # a script's path begins with its own folder: the package is in the folder above
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, __file__, f"--worker={name}", *flags], **pipes
+            [sys.executable, __file__, f"--worker={name}", *flags],
+            env=os.environ | {"PYTHONPATH": path},
+            **pipes,
         )
         self.loss = self._answer()["loss"]
         self.first = time.monotonic() - started

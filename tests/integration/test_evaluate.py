@@ -377,10 +377,8 @@ def test_without_translations_no_files_are_saved(tmp_path):
 def test_an_error_names_a_folder_that_cannot_be_written_to(tmp_path):
     (tmp_path / "taken").write_text("mine")
     for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        for attempt in (
-            save,
-            saved_evaluation.check_folder,
-        ):  # the second one before the evaluation
+        # the second one is called before the evaluation
+        for attempt in (save, saved_evaluation.check_folder):
             with pytest.raises(
                 ValueError,
                 match=rf"^--output={folder}: cannot be written to: .*; name another folder",

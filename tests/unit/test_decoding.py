@@ -63,7 +63,7 @@ def params(model):
 
 @functools.cache
 def with_layers(layers, **changes):
-    """Returns a model with so many decoder layers, and its parameters."""
+    """Returns a model with `layers` decoder layers, and its parameters."""
     model = build_model(dataclasses.replace(CONFIG, num_decoder_layers=layers, **changes))
     return model, varied_params(model)
 
@@ -159,7 +159,7 @@ def up_to(longest, texts=SOURCES):
 
 # Sources of one padded length; all sources, which have two.
 LONGEST = pytest.mark.parametrize("longest", [15, pytest.param(17, marks=pytest.mark.slow)])
-# Of the decoder. With 2, the cache of the second depends on what the first reads from its own.
+# Of the decoder. The second layer's cache depends on the first layer's output, so on its cache.
 LAYERS = pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow)])
 
 
