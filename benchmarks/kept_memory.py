@@ -34,7 +34,7 @@ def measure(devices: int, config: str) -> dict[str, float]:
 
     from flaxformer_lite.config import resolve, with_vocabulary
     from flaxformer_lite.config_files import find_config, load_config
-    from flaxformer_lite.data.batches import batch_shapes
+    from flaxformer_lite.data.batches import loader
     from flaxformer_lite.model import transformer
     from flaxformer_lite.training import meshes, optim, parallel, step
     from flaxformer_lite.training import state as state_lib
@@ -44,7 +44,7 @@ def measure(devices: int, config: str) -> dict[str, float]:
     model = transformer.build_model(chosen.model)
     optimizer = optim.make_optimizer(chosen.optim, d_model=chosen.model.d_model, num_steps=1000)
     state = jax.jit(functools.partial(state_lib.init_state, model, optimizer, seed=0))()
-    struct = batch_shapes.struct(chosen, *batch_shapes.possible(chosen)[0])
+    struct = loader.batch_struct(chosen, *loader.possible_shapes(chosen)[0])
     ids = np.random.default_rng(0)
     batch = {
         name: ids.integers(4, chosen.data.vocab_size, x.shape, np.int32)

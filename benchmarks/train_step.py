@@ -106,7 +106,7 @@ def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float =
     runtime.start()
     import jax
 
-    from flaxformer_lite.data.batches import batch_shapes
+    from flaxformer_lite.data.batches import loader
     from flaxformer_lite.training import meshes, parallel
     from flaxformer_lite.training import step as step_lib
 
@@ -115,7 +115,7 @@ def ours(size: Size, dtype: str, attention_dropout: float = 0.0, r_drop: float =
     train_step, initial_state = step_lib.of_config(
         config, axis_name=mode.axis_name, row_shards=mode.row_shards
     )
-    struct = batch_shapes.struct(config, size.rows, size.length)
+    struct = loader.batch_struct(config, size.rows, size.length)
     with ThreadPoolExecutor(1) as thread:  # compiles during the initialisation, as `train` does
         compiling = thread.submit(
             mode.compile, train_step, jax.eval_shape(initial_state), struct, donate=True

@@ -16,6 +16,7 @@ import math
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ml_collections import config_dict
@@ -32,6 +33,7 @@ from flaxformer_lite.fields import (
     HIGHEST,
     LOWEST,
     MAY_DIFFER_ON_RESUME,
+    OWN_TEXT,
     POSITIVE,
     READ_IF,
     Config,
@@ -42,6 +44,7 @@ from flaxformer_lite.fields import (
     ParallelConfig,
     TrainConfig,
 )
+from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 
 __all__ = [  # the names that users import
@@ -62,6 +65,8 @@ __all__ = [  # the names that users import
     "differences",
     "parse_average",
     "resolve",
+    "source_language",
+    "target_language",
     "to_config_dict",
     "to_dict",
     "with_classes",
@@ -201,6 +206,37 @@ def _check_names(prefix: str, given: Iterable[str], valid: Iterable[str]) -> Non
             raise InputError(
                 f"config.{prefix}{name}: there is no such field{did_you_mean(name, valid)}"
             )
+
+
+def source_language(config: Config) -> str | None:
+    """Returns the source language of a run; None if it has none or is unknown."""
+    data = config.data
+    if config.model.architecture == "encoder_classifier":
+        return None
+    if data.source_language:
+        return data.source_language
+    return (_languages(data) or (None,))[0]
+
+
+def target_language(config: Config) -> str | None:
+    """Returns the target language of a run; None if it has none or is unknown."""
+    languages = _languages(config.data)
+    if config.model.architecture != "encoder_decoder" or len(languages) != 2:
+        return None
+    return languages[1] if languages[0] == source_language(config) else languages[0]
+
+
+def _languages(data: DataConfig) -> tuple[str, ...]:
+    """Returns the 2 languages, in the order of the config or the files; () if unknown."""
+    if data.languages:
+        return data.languages
+    if data.dataset in OWN_TEXT:
+        endings = [Path(without_suffix(path.rstrip("*"))).suffix[1:] for path in data.train_files]
+        return tuple(endings) if len(set(endings)) == 2 and all(endings) else ()
+    if data.tokenizer == "marian" and data.dataset == DataConfig().dataset:
+        return ()  # imported weights, not trained yet
+    first, _, second = data.dataset.rpartition("/")[2].partition(":")[0].partition("-")
+    return (first, second) if second else ()
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

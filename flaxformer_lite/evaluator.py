@@ -15,7 +15,7 @@ import numpy as np
 from flaxformer_lite import scoring, trained
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.loader import stream
 from flaxformer_lite.data.pipeline import Split
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
@@ -173,7 +173,7 @@ class Evaluator:
 
     def _compiled_step(self, name: str, shape: tuple[int, int]) -> Callable:
         if (name, shape) not in self._compiled:
-            struct = batch_shapes.struct(self._config, *shape)
+            struct = loader.batch_struct(self._config, *shape)
             options = self._steps[name], self._param_shapes, struct
             self._compiled[name, shape] = self._compile_with(
                 functools.partial(self._mode.compile, *options, donate=False)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.tokens import normalization
 from flaxformer_lite.evaluator import Evaluator
@@ -220,7 +220,7 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
         wait(fresh_state)  # all processes must run programs in the same order
     ahead = start.step < config.train.num_steps and mode.compiles_ahead
     run.steps.start_all(
-        batch_shapes.possible(config) if ahead and config.data.num_buckets is None else ()
+        loader.possible_shapes(config) if ahead and config.data.num_buckets is None else ()
     )
     unverified = run.has_config and not start.parts and not start.imported
     load = functools.partial(pipeline.load, config, run.dataset, run.paths.tokenizer, unverified)

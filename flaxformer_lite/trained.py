@@ -12,7 +12,6 @@ import numpy as np
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data import sides
 from flaxformer_lite.data.tokens import normalization
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, Tokenizer
@@ -36,7 +35,7 @@ COMMON = {
     "another tokenizer": lambda run: run.tokenizer.fingerprint,
     "another data.normalization": lambda run: normalization.chosen(run.config),
     "other labels": lambda run: run.label_names,
-    "another source language": lambda run: sides.source_language(run.config),
+    "another source language": lambda run: config_lib.source_language(run.config),
 }
 
 

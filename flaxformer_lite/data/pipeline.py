@@ -19,12 +19,12 @@ from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.tokens import (
     normalization,
-    overlap,
     store,
     subwords,
     tokenizer,
     vocabulary,
 )
+from flaxformer_lite.data.tokens.ragged import count_shared
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.fields import BOS, OWN_TEXT
@@ -339,7 +339,7 @@ def _warn_of_equal_examples(
         is_slice = part is dataset and dataset.shared(config.data.train_split, name)
         if is_slice or jax.process_index() != 0:  # a slice of the same examples is warned of above
             continue
-        if shared := overlap.shared(examples.sides(), train.sides()):
+        if shared := count_shared(examples.sides(), train.sides()):
             logging.warning(
                 "config.data.%s_split: %s of %s examples are in %s too, word for word: scores on "
                 "them are too good.",

@@ -7,6 +7,7 @@ log-probability over the penalty of its length. Cut texts rank below all finishe
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +15,41 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.decoding import length_penalty
 from flaxformer_lite.decoding.topk import topk
 from flaxformer_lite.fields import PAD
 from flaxformer_lite.system.errors import InputError
 
 NONE = -jnp.inf  # log-probability and score of a hypothesis that does not exist
+LARGEST = float(jnp.finfo(jnp.float32).max)
+
+# Functions of the length of a text, its end symbol included; the power alpha is applied after them.
+PENALTIES = {
+    "wu": lambda length: (5.0 + length) / 6.0,  # Wu 2016, equation 14
+    "power": lambda length: 1.0 * length,  # as in Hugging Face and CTranslate2
+}
 
 # Beams -> (float32 log-probabilities of each next token (B, W, V), -inf: forbidden; the new cache).
 StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
+
+
+def length_penalty(length: jax.Array | float, *, alpha: float, kind: str) -> jax.Array | float:
+    """Returns the divisor of the log-probability of a text of `length` tokens.
+
+    It never decreases with the length.
+    """
+    return PENALTIES[kind](length) ** alpha
+
+
+def check_alpha(alpha: float, kind: str, max_length: int) -> None:
+    """Raises InputError if alpha is negative, or too large for texts of `max_length` tokens."""
+    if not alpha >= 0:
+        raise InputError(
+            f"alpha: expected 0 or more, got {alpha}; below 0 no bound would end the search."
+        )
+    if alpha * math.log(PENALTIES[kind](max_length)) > math.log(LARGEST):
+        raise InputError(
+            f"alpha: {alpha} makes the penalty of {max_length} tokens infinite; lower it."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +65,7 @@ class Search:
 
     def penalty_of(self, length: jax.Array) -> jax.Array:
         """Returns the divisor of the log-probability of a text of `length` tokens."""
-        return length_penalty.length_penalty(length, alpha=self.alpha, kind=self.penalty)
+        return length_penalty(length, alpha=self.alpha, kind=self.penalty)
 
 
 @flax.struct.dataclass
@@ -63,7 +90,7 @@ def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
       InputError: alpha is negative or too high for a text of T tokens, or N is not between 1 and W.
     """
     B, W, N, T = len(limit_B), search.beam_size, search.n_best, search.max_length
-    length_penalty.check(search.alpha, search.penalty, T)
+    check_alpha(search.alpha, search.penalty, T)
     if not 1 <= N <= W:
         raise InputError(f"n_best: expected 1 to {W}, the size of the beam, got {N}.")
     exists_BW = (jnp.arange(W) == 0)[None] & (limit_B > 0)[:, None]

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxformer_lite.decoding import methods
-from flaxformer_lite.decoding.masked import decode_masked
+from flaxformer_lite.decoding.mask_predict import decode_masked
 from flaxformer_lite.decoding.task import continuation, translation, with_whole_rows
 from flaxformer_lite.fields import DecodeConfig
 from flaxformer_lite.model.devices import compiled_for

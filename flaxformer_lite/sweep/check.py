@@ -8,7 +8,7 @@ import jax
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.sweep.space import Point, Settings, raise_errors
 from flaxformer_lite.system.errors import InputError
@@ -53,8 +53,8 @@ def step_error(config: Config) -> str | None:
         config = _with_sizes(config)
         train_step, initial_state = step_lib.of_config(config)
         state = jax.eval_shape(initial_state)
-        longest = batch_shapes.possible(config)[-1]
-        jax.eval_shape(train_step, state, batch_shapes.struct(config, *longest))
+        longest = loader.possible_shapes(config)[-1]
+        jax.eval_shape(train_step, state, loader.batch_struct(config, *longest))
     except (ValueError, TypeError) as error:
         return ([*str(error).strip().splitlines(), type(error).__name__])[0]
     return None

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from flaxformer_lite.config import Config
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system import memory
 from flaxformer_lite.training import run_report
@@ -49,7 +49,7 @@ class CompiledSteps:
     def start(self, shape: Shape) -> Future:
         """Queues the compilation for a shape, unless it is queued or done; returns its future."""
         if shape not in self._of_shape:
-            struct = batch_shapes.struct(self._config, *shape)
+            struct = loader.batch_struct(self._config, *shape)
             compile_step = functools.partial(
                 self._mode.compile, self._step, self._state, struct, donate=True
             )

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flaxformer_lite import scoring
-from flaxformer_lite.config import Config
-from flaxformer_lite.data import sides
+from flaxformer_lite.config import Config, target_language
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.training import checkpoint, metrics
@@ -48,7 +47,7 @@ def has_ended(step: int, config: Config, scores: dict[int, float]) -> bool:
 
 def bleu_tokenizer(config: Config) -> str:
     """Returns the tokenizer of BLEU: that of the config, or the one for the target language."""
-    return config.data.bleu_tokenizer or scoring.tokenizer_for(sides.target_language(config))
+    return config.data.bleu_tokenizer or scoring.tokenizer_for(target_language(config))
 
 
 def decoding_settings(config: Config) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
 from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.system import memory
@@ -121,7 +121,7 @@ def plan(config: Config, target: Target, *, every_shape: bool = False) -> list[P
       InputError: the devices cannot divide the rows, or a parameter; or the config's backend cannot
         be used.
     """
-    shapes = batch_shapes.possible(config)[::-1]
+    shapes = loader.possible_shapes(config)[::-1]
     return [train_step(config, target, *shape) for shape in (shapes if every_shape else shapes[:1])]
 
 
@@ -135,7 +135,7 @@ def train_step(config: Config, target: Target, rows: int, length: int) -> Plan:
     step, initial_state = step_lib.of_config(config, **options)
     state = jax.eval_shape(initial_state)
     sharding.check(state.params, mesh)
-    batch = batch_shapes.struct(config, rows, length)
+    batch = loader.batch_struct(config, rows, length)
     work = flops.train_step(config, rows, length) / mesh.size
     return _planned(
         lambda: mode.compile(step, state, batch, donate=True), target, rows, length, work
@@ -219,7 +219,7 @@ def scaling_table(
     for count in counts:
         found = target(config, name, count, slices=slices, utilization=utilization)
         larger = _scaled(config, count // counts[0])
-        shape = batch_shapes.possible(larger)[-1]
+        shape = loader.possible_shapes(larger)[-1]
         plans.append((train_step(larger, found, *shape), found))
     return plan_table.scaling_table(plans)
 

@@ -14,7 +14,7 @@ import runs
 from jax.experimental.compilation_cache import compilation_cache
 
 from flaxformer_lite.config import Config, resolve, with_vocabulary
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.model import parameters, transformer
 from flaxformer_lite.system.accelerators import ACCELERATORS
 from flaxformer_lite.training import hlo, meshes, parallel, plan, topology
@@ -161,7 +161,7 @@ def test_state_and_evaluation_compile(name):
     options = {"model": model, "axis_name": mode.axis_name, "row_shards": mode.row_shards}
     step, batch = (
         functools.partial(step_lib.eval_step, **options),
-        batch_shapes.struct(config, ROWS, LENGTH),
+        loader.batch_struct(config, ROWS, LENGTH),
     )
     program = hlo.read(
         mode.compile(step, parameters.shapes(model), batch, donate=False).as_text(), 8

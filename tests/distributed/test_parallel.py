@@ -15,7 +15,7 @@ import pytest
 import runs
 
 from flaxformer_lite.config import CHOICES, Config, DataConfig, ModelConfig, OptimConfig
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
 from flaxformer_lite.data.batches.loader import Batches, Tokens
 from flaxformer_lite.model import parameters, transformer
@@ -100,7 +100,7 @@ def train(
     """
     mode, (model, optimizer, initial) = mode_of(arm), start(architecture)
     state = mode.put_state(initial)
-    struct = batch_shapes.struct(config_of(architecture), ROWS, LENGTH)
+    struct = loader.batch_struct(config_of(architecture), ROWS, LENGTH)
 
     def train_step(state, batch):
         return step_lib.train_step(
@@ -133,7 +133,7 @@ def evaluate(
 ) -> tuple[dict, np.ndarray | None]:
     """Returns the metrics of the first batch, and the confusion matrix of a classifier."""
     model, *_ = start(architecture)
-    struct = batch_shapes.struct(config_of(architecture), ROWS, LENGTH)
+    struct = loader.batch_struct(config_of(architecture), ROWS, LENGTH)
 
     def result_of(step: Callable, **options: int) -> Any:
         step = functools.partial(step, model=model, axis_name=mode.axis_name, **options)
@@ -170,7 +170,7 @@ def test_the_rows_of_each_device_have_different_amounts_of_padding(architecture)
 
 @pytest.mark.parametrize("architecture", [*CHOICES["model.architecture"], PACKED_PAIRS])
 def test_batches_have_the_shapes_and_types_that_steps_are_compiled_for(architecture):
-    expected = batch_shapes.struct(config_of(architecture), ROWS, LENGTH)
+    expected = loader.batch_struct(config_of(architecture), ROWS, LENGTH)
     for batch in batches(architecture):
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch) == expected
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from flaxformer_lite.config import CHOICES, Config, ModelConfig, OptimConfig
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.batching import BatchPlan
 from flaxformer_lite.data.batches.loader import Batches, Tokens
 from flaxformer_lite.decoding.decoder import Decoder
@@ -76,7 +76,7 @@ def compiled_step(sizes: tuple[int, int, int]) -> Callable:
     options = {"label_smoothing": 0.1, "microbatches": 2, "ema_decay": 0.9}
     options |= {"axis_name": mode.axis_name, "row_shards": mode.row_shards}
     step = functools.partial(step_lib.train_step, model=model, optimizer=optimizer, **options)
-    struct = batch_shapes.struct(Config(model=MODEL), ROWS, LENGTH)
+    struct = loader.batch_struct(Config(model=MODEL), ROWS, LENGTH)
     return mode.compile(step, jax.eval_shape(lambda: state), struct, donate=False)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from flaxformer_lite.config import default_config, resolve
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.cldr import languages
 from flaxformer_lite.data.sources import builders
 from flaxformer_lite.data.sources.examples import Examples, Reader
@@ -65,12 +65,12 @@ def test_batches_have_the_predicted_arrays_shapes_and_types(tokens, architecture
     batches = pipeline.batches(split)
     assert len(batches) == split.plan.steps_per_epoch > 2
     for step in range(len(batches)):
-        struct = batch_shapes.struct(config, *split.plan.shape(step))
+        struct = loader.batch_struct(config, *split.plan.shape(step))
         assert set(struct) == names
         assert {name: (x.shape, x.dtype) for name, x in batches[step].items()} == {
             name: (x.shape, x.dtype) for name, x in struct.items()
         }
-    assert set(split.plan.shapes()) == set(batch_shapes.possible(config))
+    assert set(split.plan.shapes()) == set(loader.possible_shapes(config))
     assert len(split.plan.shapes()) == (1 if packing else 2)
 
 

@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 
 from flaxformer_lite import classify, generate, trained, translate
-from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig, TrainConfig
-from flaxformer_lite.data import sides
+from flaxformer_lite.config import (
+    Config,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    TrainConfig,
+    source_language,
+)
 from flaxformer_lite.fields import BOS, EOS
 from flaxformer_lite.lines import chunks
 from flaxformer_lite.lines.line_windows import Window
@@ -315,7 +321,7 @@ def test_the_shortest_member_limits_the_length_of_an_ensemble():
     ],
 )
 def test_the_source_language_comes_from_the_config(data, language):
-    assert sides.source_language(Config(data=DataConfig(**data))) == language
+    assert source_language(Config(data=DataConfig(**data))) == language
 
 
 def test_the_same_model_twice_in_an_ensemble_is_an_error():

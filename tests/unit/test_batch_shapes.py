@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.config import Config, DataConfig, ModelConfig
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 
 
 def config_of(architecture="encoder_decoder", **data):
@@ -22,7 +22,7 @@ def config_of(architecture="encoder_decoder", **data):
 )
 def test_a_batch_has_the_most_rows_within_its_tokens(data, expected):
     options = {"buckets": (13, 50), "tokens_per_batch": 222, "rows_multiple": 1} | data
-    assert batch_shapes.possible(config_of(**options)) == expected
+    assert loader.possible_shapes(config_of(**options)) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_batch_has_the_most_rows_within_its_tokens(data, expected):
     ],
 )
 def test_a_batch_has_the_arrays_of_its_model(architecture, packing, names, a_row):
-    struct = batch_shapes.struct(config_of(architecture, packing=packing), 7, 5)
+    struct = loader.batch_struct(config_of(architecture, packing=packing), 7, 5)
     assert {name: x.shape for name, x in struct.items()} == dict.fromkeys(
         names, (7, 5)
     ) | dict.fromkeys(a_row, (7,))

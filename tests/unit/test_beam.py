@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.decoding import beam
-from flaxformer_lite.decoding.length_penalty import length_penalty
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -352,7 +351,7 @@ def test_settings_of_a_search_that_could_not_stop_or_return_n_texts_are_refused(
 
 def test_the_penalty_of_one_token_is_one_and_grows_with_the_power_alpha():
     def of(length, alpha, kind="wu"):
-        return length_penalty(length, alpha=alpha, kind=kind)
+        return beam.length_penalty(length, alpha=alpha, kind=kind)
 
     assert of(1, 0.6) == 1 and of(7, 0.0) == 1
     assert of(7, 1.0) == 2 and of(7, 0.6) == pytest.approx(2**0.6)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from flaxformer_lite.config import CHOICES, Config, ModelConfig
-from flaxformer_lite.data.batches import batch_shapes
+from flaxformer_lite.data.batches import loader
 from flaxformer_lite.model import transformer
 from flaxformer_lite.training import meshes, parallel
 from flaxformer_lite.training import state as state_lib
@@ -48,7 +48,7 @@ def gradients(config: ModelConfig):
     """Returns the gradients of a training step with dropout, and the sums of its metrics."""
     model, key = transformer.build_model(config), jax.random.key(1)
     params = jax.jit(lambda: state_lib.init_state(model, optax.identity(), seed=0).params)()
-    names = set(batch_shapes.struct(Config(model=config), ROWS, LENGTH))
+    names = set(loader.batch_struct(Config(model=config), ROWS, LENGTH))
     inputs = {name: x for name, x in batch().items() if name in names}
     step = functools.partial(step_lib.gradient_sums, model=model, dropout_key=key)
     return jax.jit(step)(params, inputs)
@@ -75,7 +75,7 @@ def test_a_step_needs_less_memory_the_more_it_recomputes(mode):
         step, initial_state = step_lib.of_config(
             config, axis_name=of_mode.axis_name, row_shards=of_mode.row_shards
         )
-        struct = batch_shapes.struct(config, 8, 64)
+        struct = loader.batch_struct(config, 8, 64)
         return of_mode.compile(step, jax.eval_shape(initial_state), struct, donate=True)
 
     none, dots, full = (compiled(remat) for remat in CHOICES["model.remat"])

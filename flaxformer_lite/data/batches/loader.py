@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import jax
 import numpy as np
 
-from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
+from flaxformer_lite.config import Config
+from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan, bucket_rows
 from flaxformer_lite.data.tokens.ragged import Ragged, ranges
 from flaxformer_lite.fields import EOS, PAD
 
@@ -201,3 +203,30 @@ def fingerprint(tokens: Tokens, plan: BatchPlan | PackedPlan) -> str:
 def _update(digest: Any, values: np.ndarray, dtype: type) -> None:
     for first in range(0, len(values), HASHED_AT_ONCE):
         digest.update(np.ascontiguousarray(values[first : first + HASHED_AT_ONCE], dtype))
+
+
+def possible_shapes(config: Config) -> list[tuple[int, int]]:
+    """Returns the (rows, length) of all buckets of `config.data`.
+
+    With packing, or with `num_buckets` chosen from the data, only the longest bucket is known.
+    """
+    data = config.data
+    buckets = data.buckets if data.num_buckets is None and not data.packing else data.buckets[-1:]
+    rows = bucket_rows(
+        buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple
+    )
+    return list(zip(rows, buckets, strict=True))
+
+
+def batch_struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes and types of a batch of `loader.Batches`."""
+    names = {
+        "encoder_decoder": ["source", "target"],
+        "encoder_classifier": ["source"],
+        "decoder_lm": ["target"],
+    }[config.model.architecture]
+    if config.data.packing:
+        names += [f"{name}_segment" for name in names]
+    batch = {name: jax.ShapeDtypeStruct((rows, length), np.int32) for name in names}
+    by_row = ("row", "label") if config.model.architecture == "encoder_classifier" else ("row",)
+    return batch | {name: jax.ShapeDtypeStruct((rows,), np.int32) for name in by_row}

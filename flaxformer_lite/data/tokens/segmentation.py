@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from flaxformer_lite.data.tokens.ragged import Ragged, ranges
+from flaxformer_lite.data.tokens.ragged import Ragged, mixed, ranges
 
 SPACE = "\u2581"  # SentencePiece's symbol for a space
 UNKNOWN_PENALTY = 10.0  # below the worst piece, as in SentencePiece
@@ -281,14 +281,3 @@ class _Pairs:
 def uniform(key: np.ndarray, turn: int) -> np.ndarray:
     """Returns a pseudo-random number in [0, 1) for each key and turn."""
     return (mixed(key, turn) >> np.uint64(11)) * 2.0**-53
-
-
-def mixed(key: np.ndarray, *words: int) -> np.ndarray:
-    """Returns uint64 keys hashed with each of `words` (SplitMix64, Steele 2014)."""
-    with np.errstate(over="ignore"):
-        for word in words:
-            key = key + (np.uint64(word) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-            key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            key = key ^ (key >> np.uint64(31))
-    return key

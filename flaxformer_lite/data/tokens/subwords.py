@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flaxformer_lite.data.sources.examples import Examples
-from flaxformer_lite.data.tokens.ragged import Ragged
-from flaxformer_lite.data.tokens.segmentation import Segmenter, mixed
+from flaxformer_lite.data.tokens.ragged import Ragged, mixed
+from flaxformer_lite.data.tokens.segmentation import Segmenter
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 
 GROWTH_SAMPLE = 1000  # evenly spaced examples for the estimate of the growth
