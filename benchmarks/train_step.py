@@ -367,7 +367,7 @@ class Worker:
             f"--flax_wmt={arguments.flax_wmt}",
         ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        # a script's path begins with its own folder: the package is in the folder above
+        # Python searches a script's own folder; the package is in the folder above.
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, __file__, f"--worker={name}", *flags],

@@ -203,7 +203,7 @@ def _check_own_text(config: Config, given: Set[str]) -> None:
 
 
 def _check_normalization(config: Config) -> None:
-    """Raises InputError if the config normalises texts of which every character counts."""
+    """Raises InputError if the config normalises texts whose every character counts."""
     if config.data.normalization in (None, "none"):
         return
     if config.model.architecture == "decoder_lm":

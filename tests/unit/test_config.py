@@ -266,7 +266,7 @@ def test_a_field_that_was_given_is_refused_also_if_its_value_is_the_default(name
     assert str(caught.value) == message
     config = default_config()
     config[section][field] = value = type(default)(2)
-    config[section][field] = default  # takes back what was set
+    config[section][field] = default  # the default again
     assert attribute(resolve(config), name) == default != value
 
 

@@ -1,4 +1,4 @@
-"""Arguments of the Python API: what is refused, and what is cleaned."""
+"""Arguments of the Python API: refusals, and line ends that are removed."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Normalisation of sources: what changes, what stays, and where it is applied."""
+"""Normalisation of sources: the characters that change, and the places that apply it."""
 
 import dataclasses
 

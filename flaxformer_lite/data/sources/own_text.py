@@ -129,7 +129,7 @@ def _expanded(field: str, pattern: str, beside: Path | None) -> list[str]:
     if not found:
         raise MissingFile(
             f"{field}: there is no file {pattern!r} (relative to {os.getcwd()}); check the path, "
-            f"or name where it is now with --{field}."
+            f"or name its new path with --{field}."
         )
     unpacked: dict[str, str] = {}
     for file in sorted(found):
