@@ -61,6 +61,23 @@ def computes_on_cpu() -> bool:
     return not (has_tpu() or has_other_accelerator())
 
 
+def why_no_devices() -> str | None:
+    """Returns why JAX cannot start on the platforms that JAX_PLATFORMS names; None if it can."""
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if not platforms:
+        return None
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: no GPU for 'cuda'
+        reason = (str(error).strip().splitlines() or ["there is no such device"])[0]
+        reason = re.sub(r"^Unable to initialize backend '\w+': | \(set JAX_PLATFORMS.*", "", reason)
+        return (
+            f"JAX_PLATFORMS={platforms}: JAX cannot start: {reason.rstrip('.')}; set it to a "
+            "platform of this machine, such as cpu, or unset it."
+        )
+    return None
+
+
 def has_tpu() -> bool:
     """Whether this machine has TPU chips and libtpu."""
     if importlib.util.find_spec("libtpu") is None:

@@ -123,6 +123,17 @@ def _copy_tree(source: Path, target: Path) -> None:
             partial.replace(copy)
 
 
+def check_utf8(path: Path) -> None:
+    """Raises InputError about a path that the library of the checkpoints cannot open."""
+    try:
+        os.fspath(absolute(path)).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            "expected a path in UTF-8, as checkpoints need; rename the folder, or use another.",
+            where=f"--workdir={path}",
+        ) from error
+
+
 def make_folder(folder: Path) -> None:
     """Creates `folder` and its parents if they do not exist; a bucket needs no folders."""
     if not in_bucket(folder):
@@ -177,6 +188,15 @@ def remove_tree(folder: Path) -> None:
             folder.rmtree()
     else:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_whole(path: Path) -> bytes:
+    """Returns the bytes of a file; an OSError names it, which one of a read does not."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -89,8 +89,8 @@ def restore(
       InputError: there are too few checkpoints, the run keeps no moving average, or a checkpoint is
         damaged.
     """
-    kind = parameters or default_kind(config)
-    if kind not in PARTS:
+    kind = default_kind(config) if parameters is None else parameters
+    if kind not in list(PARTS):
         raise InputError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
     if kind == "ema" and config.train.ema_decay is None:
         raise InputError(
@@ -98,7 +98,7 @@ def restore(
             "'raw'."
         )
     or_fewer, part = average is None, PARTS[kind]
-    average = {None: config.train.average, "none": None}.get(average, average)
+    average = config.train.average if average is None else None if average == "none" else average
     steps = []
     if average is not None:
         steps = checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)
