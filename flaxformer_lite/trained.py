@@ -148,6 +148,7 @@ def load(
         "average": average,
         "parameters": parameters,
     }
+    origin.check(average, parameters)
     tensor = given.whole_number(tensor, name="tensor")
     others = given.folders(ensemble, name="ensemble")
     workdir = given.folder(workdir, name="workdir")

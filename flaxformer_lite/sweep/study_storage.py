@@ -37,7 +37,7 @@ def open_study(
             return storage, create(storage)
         except Exception as error:  # from the database's driver, or from the network
             if attempt == ATTEMPTS or not isinstance(error, UNAVAILABLE):
-                message = ([*str(error).strip().splitlines(), type(error).__name__])[0]
+                message = ([*str(error).strip().splitlines(), type(error).__name__])[0].rstrip(".")
                 advice = (
                     "use a --workdir on a disk that can be written to"
                     if url is None

@@ -69,6 +69,14 @@ def schedule(config: Config) -> Callable[[int], bool]:
     return functools.partial(checkpoint.is_due, num_steps=train.num_steps, **every)
 
 
+def check(average: str | None, parameters: str | None) -> None:
+    """Raises InputError if one of these arguments of `restore` has another type or form."""
+    if average is not None and average != "none":
+        parse_average("average", average)
+    if parameters not in (None, *PARTS):
+        raise InputError(f"parameters: expected {' or '.join(PARTS)}, got {parameters!r}.")
+
+
 def restore(
     checkpoints: Checkpoints,
     shapes: dict,
@@ -89,9 +97,8 @@ def restore(
       InputError: there are too few checkpoints, the run keeps no moving average, or a checkpoint is
         damaged.
     """
+    check(average, parameters)
     kind = default_kind(config) if parameters is None else parameters
-    if kind not in list(PARTS):
-        raise InputError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
     if kind == "ema" and config.train.ema_decay is None:
         raise InputError(
             "parameters: this run keeps no moving average, its train.ema_decay is not set; use "

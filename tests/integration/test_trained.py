@@ -660,7 +660,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(n, value) for n in WRONG for value in WRONG[n]])
-def test_a_wrong_argument_of_load_is_one_message_that_names_it(finished_run, name, value):
-    arguments = {"workdir": finished_run} | {name: value}
+def test_a_wrong_argument_of_load_is_one_message_that_names_it(name, value):
+    """All are refused before anything is read: there is no such run."""
     with pytest.raises(InputError, match=rf"^{name}: expected "):
-        translate.load(**arguments)
+        translate.load(**({"workdir": "nowhere"} | {name: value}))
