@@ -150,10 +150,10 @@ def why_unwritable(folder: Path) -> str | None:
     existing = nearest_existing(folder)
     if not existing.is_dir():
         return os.strerror(errno.ENOTDIR)
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return os.strerror(errno.EACCES)
     # The permissions of a folder do not show that its file system is read-only.
-    return os.strerror(errno.EROFS) if os.statvfs(existing).f_flag & os.ST_RDONLY else None
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        return os.strerror(errno.EROFS)
+    return None if os.access(existing, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 def free_space(path: Path, needed: int | None = None) -> str:
