@@ -260,7 +260,7 @@ def test_a_platform_that_is_not_there_is_refused_by_its_variable(finished_run, p
         "translate", f"--workdir={finished_run}", env={**os.environ, "JAX_PLATFORMS": platform}
     )
     assert process.returncode == 2
-    (line,) = process.stderr.decode().splitlines()
+    (line,) = process.stderr.splitlines()
     assert line.startswith(f"error: JAX_PLATFORMS={platform}: JAX cannot start: ")
     assert line.endswith("set it to a platform of this machine, such as cpu, or unset it.")
 

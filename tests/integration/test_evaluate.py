@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -367,6 +368,16 @@ def test_scores_against_other_references_of_the_same_name_are_not_overwritten(
     words += "name another folder with --output, or move them."
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         saved_evaluation.check_references(tmp_path, ["others/mine.txt"], **where)
+
+
+def test_scores_against_a_path_that_is_not_utf_8_are_json(tmp_path):
+    name = os.fsdecode(b"\xff \xc3\xbc.txt")
+    references = {"references": [name], "split": "test", "run": tmp_path}
+    options = {"config": Config(), "origin": Origin((5,)), **references}
+    scored = Evaluation({}, hypotheses=["a"], scores=scoring.Scores({}, {}, {}))
+    _, scores = saved_evaluation.save(scored, tmp_path, **options)
+    text = scores.read_text(encoding="utf-8")
+    assert json.loads(text)["references"] == [name] and "ü" in text
 
 
 def test_without_translations_no_files_are_saved(tmp_path):
