@@ -10,6 +10,7 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.evaluator import Evaluator
+from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import parallel, run_report
 from flaxformer_lite.training.saved_evaluation import Evaluation
@@ -50,6 +51,18 @@ def evaluate_run(
         or there are references, but the model does not translate; or the files of a custom text
         have changed since the run was trained.
     """
+    if not isinstance(run, trained.Trained):
+        raise InputError(f"run: expected the result of trained.load, got {type(run).__name__}.")
+    if not isinstance(split, str):
+        raise InputError(f"split: expected the name of a split (str), got {split!r}.")
+    references = given.text_lists({} if references is None else references, name="references")
+    files = given.text_lists({} if files is None else files, name="files")
+    if unknown := files.keys() - set(pipeline.ROLES):
+        raise InputError(
+            f"files: expected files of {', '.join(pipeline.ROLES)}, got {min(unknown)!r}."
+        )
+    bootstrap = given.whole_number(bootstrap, name="bootstrap", least=0)
+    seed = given.whole_number(seed, name="seed")
     config, data = run.config, run.config.data
     if (references or bootstrap) and config.model.architecture != "encoder_decoder":
         flag = "--references" if references else "--bootstrap"
@@ -62,7 +75,7 @@ def evaluate_run(
         "test": data.test_split,
     }
     name = named.get(split, split)
-    dataset = _dataset_of(run, name, files or {})
+    dataset = _dataset_of(run, name, files)
     examples = pipeline.read_split(dataset.part(split), name, run.tokenizer, config)
     if references:
         counts = {name: len(texts) for name, texts in references.items()}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 from flaxformer_lite.training import meshes, metrics, origin, parallel, sharding
@@ -147,9 +147,13 @@ def load(
         "average": average,
         "parameters": parameters,
     }
+    origin.check(average, parameters)
+    tensor = given.whole_number(tensor, name="tensor")
+    others = given.folders(ensemble, name="ensemble")
+    workdir = given.folder(workdir, name="workdir")
     run = _load(workdir, tensor=tensor, **options)
-    runs = {str(workdir): run}
-    for other in map(str, [ensemble] if isinstance(ensemble, str | os.PathLike) else ensemble):
+    runs = {workdir: run}
+    for other in others:
         if other in runs:
             raise InputError(
                 f"ensemble: {other} is named twice, and would count twice; leave it out."

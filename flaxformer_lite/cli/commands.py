@@ -1,13 +1,19 @@
 """The commands: `flaxformer-lite COMMAND ...`, or `python -m flaxformer_lite COMMAND ...`."""
 
-import io
 import os
+import shlex
 import sys
-import traceback
 from collections.abc import Sequence
 
 from flaxformer_lite.cli import run_flags, train_flags
-from flaxformer_lite.cli.parser import complain, complain_of, exit_now, fail, version
+from flaxformer_lite.cli.parser import (
+    complain,
+    complain_of,
+    escape_output,
+    exit_now,
+    fail,
+    version,
+)
 from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.lines import whole_files
 from flaxformer_lite.system.errors import InputError
@@ -298,12 +304,13 @@ def import_(arguments: Sequence[str]) -> int:
     model = from_marian.import_run(
         request.folder, request.workdir, request.config, request.overrides
     )
+    workdir = shlex.quote(f"--workdir={request.workdir}")
     print(
         f"{request.workdir}: {request.folder}, "
         f"{model.num_encoder_layers}+{model.num_decoder_layers} layers of width "
         f"{model.d_model}, {model.vocab_size:,} tokens, as a run at step 0.\n"
-        f"Translate with: flaxformer-lite translate --workdir={request.workdir}\n"
-        f"Train it with: flaxformer-lite train --workdir={request.workdir} "
+        f"Translate with: flaxformer-lite translate {workdir}\n"
+        f"Train it with: flaxformer-lite train {workdir} "
         "--config.data.dataset=parallel_text "
         "--config.data.train_files=A,B --config.data.validation_files=C,D "
         "--config.data.test_files=E,F"
@@ -367,8 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if sys.stderr is None:  # it is closed; `print` would write to standard output instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    if isinstance(sys.stdout, io.TextIOWrapper):  # prints a path that is not UTF-8 as it is
-        sys.stdout.reconfigure(errors="surrogateescape")
+    escape_output()
     if arguments[:1] == ["--version"]:
         print(f"flaxformer-lite {version()}")
         sys.exit(0)
@@ -385,11 +391,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 2
     except BrokenPipeError:
         code = 0
-    except OSError as error:
-        code = complain_of(error)
     except KeyboardInterrupt:
         code = 130
-    except Exception:  # a bug
-        traceback.print_exc()
-        code = 1
+    except Exception as error:
+        code = complain_of(error)
     exit_now(code)

@@ -1,6 +1,8 @@
 """Parses flags. A wrong flag ends the process with exit code 2 and one line on standard error."""
 
+import codecs
 import importlib.metadata
+import io
 import os
 import sys
 import traceback
@@ -24,18 +26,50 @@ def complain(message: str) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
 
 
-def complain_of(error: OSError) -> int:
-    """Prints one message about a bad path or a disk, else a traceback; returns the exit code."""
-    if is_of_a_path(error):
-        complain(f"{error.filename}: cannot be reached: {error.strerror}.")
+def complain_of(error: Exception) -> int:
+    """Prints one message about a bad path, a disk or the devices, else the traceback of a bug.
+
+    Returns the exit code.
+    """
+    if isinstance(error, OSError) and is_of_a_path(error):
+        complain(
+            f"{error.filename}: cannot be reached: {error.strerror}; check the path and its "
+            "permissions."
+        )
         return 2
     if isinstance(error, NotWritten):
         complain(str(error))
-    elif is_of_a_disk(error):
-        complain(f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}.")
+    elif isinstance(error, OSError) and is_of_a_disk(error):
+        where = "a file" if error.filename is None else error.filename
+        complain(
+            f"{where}: cannot be read or written: {error.strerror}; check the disk or the network, "
+            "and start the same command again."
+        )
+    elif reason := _why_no_devices():
+        complain(reason)
+        return 2
     else:
         traceback.print_exc()
     return 1
+
+
+def _why_no_devices() -> str | None:
+    """Returns why JAX cannot start, if this command has imported it; None if it can."""
+    if "jax" not in sys.modules:
+        return None
+    from flaxformer_lite.system import runtime
+
+    return runtime.why_no_devices()
+
+
+def escape_output() -> None:
+    """Makes standard output print every text.
+
+    In UTF-8 it prints a path that is not UTF-8 as it is; another encoding escapes what it lacks.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
 
 
 def version() -> str:

@@ -32,21 +32,31 @@ def check(model: ModelConfig) -> None:
         "architecture": (
             model.architecture == "encoder_classifier",
             "it has no classification layer",
+            ("encoder_decoder", "decoder_lm"),
         ),
-        "decoder": (model.decoder == "masked", "it decodes token by token"),
-        "attention": (model.attention == "additive", "it has dot-product attention only"),
-        "attention_window": (model.attention_window is not None, "its attention has no window"),
+        "decoder": (model.decoder == "masked", "it decodes token by token", ("causal",)),
+        "attention": (
+            model.attention == "additive",
+            "it has dot-product attention only",
+            ("dot_product",),
+        ),
+        "attention_window": (
+            model.attention_window is not None,
+            "its attention has no window",
+            (None,),
+        ),
         "position": (
             model.position not in POSITIONS[model.architecture],
             "its encoder has no ALiBi" if model.position == "alibi" else "it has no such positions",
+            POSITIONS[model.architecture],
         ),
     }
-    for field, (is_unsupported, why) in unsupported.items():
+    for field, (is_unsupported, why, possible) in unsupported.items():
         if is_unsupported:
-            value = getattr(model, field)
+            values = " or ".join(f"model.{field}={value}" for value in possible)
             raise InputError(
-                f"config.model.{field}: CTranslate2 cannot run {value!r}: {why}; "
-                "train another model."
+                f"config.model.{field}: CTranslate2 cannot run {getattr(model, field)!r}: {why}; "
+                f"use `export safetensors`, which takes every model, or train one with {values}."
             )
 
 

@@ -29,4 +29,5 @@ def export(
             writer = {"huggingface": to_huggingface, "safetensors": to_safetensors}[kind]
             name, usage = writer.write(run, folder)
         text = card(run, Workdir(place(workdir)), kind=name, usage=usage, license=license)
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        # The names of the files that the run was trained on need not be UTF-8.
+        (folder / "README.md").write_bytes(text.encode(errors="backslashreplace"))

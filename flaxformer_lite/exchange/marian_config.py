@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.exchange import ctranslate2_spec
 from flaxformer_lite.system.errors import InputError
 
 # Marian's name -> our name
@@ -137,8 +138,17 @@ def check_exportable(model: ModelConfig) -> None:
             expected = " or ".join(repr(each) for each in values)
             raise InputError(
                 f"config.model.{field}: a MarianMTModel has {expected}, and this model {value!r}; "
-                "export it in another format, or train another model."
+                f"use {_other_exports(model)}, or train one with model.{field}={values[0]}."
             )
+
+
+def _other_exports(model: ModelConfig) -> str:
+    """Returns the commands that export a model that no `MarianMTModel` can hold."""
+    try:
+        ctranslate2_spec.check(model)
+    except InputError:
+        return "`export safetensors`, which takes every model"
+    return "`export ctranslate2` or `export safetensors`"
 
 
 def shares_embeddings(config: Mapping[str, Any]) -> bool:

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,7 @@ from flaxformer_lite.system.errors import InputError
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 MODELS = ("source.spm", "target.spm")
 CONVERT = (
-    'python -c "from transformers import MarianMTModel as M; '
-    "M.from_pretrained('{0}').save_pretrained('{0}')\""
+    "from transformers import MarianMTModel as M; M.from_pretrained({0!r}).save_pretrained({0!r})"
 )
 ROLES = {  # of special tokens -> field of config.json
     "pad": "pad_token_id",
@@ -119,9 +120,10 @@ def _weight_files(folder: Path) -> list[str]:
             )
         return sorted(set(file_of.values()))
     if not (folder / WEIGHTS).exists() and (folder / PICKLED).exists():
+        command = shlex.join(["python", "-c", CONVERT.format(os.fspath(folder))])
         raise InputError(
             f"{folder / PICKLED}: pickled weights can run any code and are not read; convert them "
-            f"to {WEIGHTS} first: {CONVERT.format(folder)}"
+            f"to {WEIGHTS} first: {command}"
         )
     return [WEIGHTS]
 

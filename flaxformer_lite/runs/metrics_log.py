@@ -11,7 +11,7 @@ from typing import Any
 import tensorboardX
 
 from flaxformer_lite.system.errors import InputError, NotWritten
-from flaxformer_lite.system.storage import free_space
+from flaxformer_lite.system.storage import free_space, read_whole
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
       InputError: another line is not JSON.
     """
     latest: dict[tuple[str, int], dict[str, Any]] = {}
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = read_whole(path).splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):
             break

@@ -19,6 +19,7 @@ from flaxformer_lite.system.storage import (
     NO_LOCKS,
     absolute,
     check_bucket,
+    check_utf8,
     in_bucket,
     make_folder,
     nearest_existing,
@@ -148,6 +149,7 @@ def read_config(path: Path) -> Config:
       InputError: the folder or the run does not exist, or its config cannot be read.
     """
     file = Workdir(place(path)).config
+    check_utf8(place(path))
     if not has_run(path):
         raise InputError(
             "expected the workdir of a run, but it has no config.json; check --workdir.",
@@ -158,7 +160,10 @@ def read_config(path: Path) -> Config:
         saved["data"].setdefault("normalization", "none")  # of a run before this field
         return config_lib.resolve(saved)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        raise InputError(f"{file}: cannot be read as a config: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"{file}: cannot be read as a config: {reason}; put the run's own config.json back."
+        ) from error
 
 
 def check(path: Path, config: Config) -> None:
@@ -168,6 +173,7 @@ def check(path: Path, config: Config) -> None:
     the first step allow every change that keeps the model.
     """
     path = place(path)
+    check_utf8(path)
     if in_bucket(path):
         check_bucket(path)
     else:

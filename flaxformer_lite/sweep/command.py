@@ -1,6 +1,7 @@
 """The command `sweep`: checks the sweep, creates or joins its study, runs points, and reports."""
 
 import dataclasses
+import shlex
 import sys
 
 from flaxformer_lite.config import Config
@@ -51,7 +52,8 @@ def sweep(request: SweepRequest) -> int:
         study.close()
     if code:
         print(
-            f"stopped; to resume, run the same command with --workdir={folder.path}",
+            "stopped; to resume, run the same command with "
+            + shlex.quote(f"--workdir={folder.path}"),
             file=sys.stderr,
         )
         return code

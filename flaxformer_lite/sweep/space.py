@@ -353,7 +353,9 @@ def as_file(point: Config, title: str) -> str:
     """Returns the text of a config file for `train --config`, with the non-default fields."""
     differences = config_lib.differences(Config(), point)
     body = "\n".join(f"    config.{name} = {value!r}" for name, _, value in differences)
-    title = title.replace("\\", "/").replace('"', "'")  # a label may hold any text
+    # A label may hold any text, and the name of the sweep's file need not be UTF-8.
+    title = title.encode(errors="backslashreplace").decode()
+    title = title.replace("\\", "/").replace('"', "'")
     return (
         f'"""{title}."""\n\nfrom flaxformer_lite.config import default_config\n\n\n'
         f"def get_config():\n    config = default_config()\n{body}\n    return config\n"

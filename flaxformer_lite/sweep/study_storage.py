@@ -37,9 +37,15 @@ def open_study(
             return storage, create(storage)
         except Exception as error:  # from the database's driver, or from the network
             if attempt == ATTEMPTS or not isinstance(error, UNAVAILABLE):
-                message = ([*str(error).strip().splitlines(), type(error).__name__])[0]
+                message = ([*str(error).strip().splitlines(), type(error).__name__])[0].rstrip(".")
+                advice = (
+                    "use a --workdir on a disk that can be written to"
+                    if url is None
+                    else "expected the URL of a database that this machine can reach and whose "
+                    "driver is installed, such as postgresql://USER@HOST/NAME"
+                )
                 raise InputError(
-                    f"--storage={url or folder / JOURNAL}: cannot be used: {message}"
+                    f"--storage={url or folder / JOURNAL}: cannot be used: {message}; {advice}."
                 ) from error
         time.sleep(RETRY_SECONDS)
 
@@ -53,9 +59,18 @@ def close_storage(storage: optuna.storages.BaseStorage) -> None:
 
 def _open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
     if url is not None:
-        return optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        storage = optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        if storage.engine.dialect.name == "sqlite" and not _file_of(storage):
+            raise InputError("a database in memory ends with this process, and so would the sweep")
+        return storage
     path = folder / JOURNAL
     return optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalLock(path)))
+
+
+def _file_of(storage: optuna.storages.RDBStorage) -> str:
+    """Returns the file of an SQLite database; '' if it is in memory."""
+    name = storage.engine.url.database or ""
+    return "" if ":memory:" in name else name
 
 
 class JournalLock:

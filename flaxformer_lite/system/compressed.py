@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, is_of_a_disk
 
 CHUNK = 1 << 20  # bytes that are read at once
 # the byte order marks at the start of a UTF-16 file, and what to do about them
@@ -153,5 +153,7 @@ def without_suffix(name: str) -> str:
 
 
 def why_unreadable(error: Exception) -> str:
-    """Returns the message of an error of `UNREADABLE`."""
-    return getattr(error, "strerror", None) or str(error)
+    """Returns the message of an error of `UNREADABLE`, and what to do about a disk."""
+    reason = getattr(error, "strerror", None) or str(error)
+    is_disk = isinstance(error, OSError) and is_of_a_disk(error)
+    return f"{reason}; check the disk or the network, and try again" if is_disk else reason

@@ -1,7 +1,8 @@
 """Checks of the arguments of the Python API, so that a wrong type is one clear message."""
 
 import numbers
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 
 from flaxformer_lite.system.errors import InputError
 
@@ -56,6 +57,30 @@ def whole_number(given: object, *, name: str, least: int = 1) -> int:
     if not is_whole or given < least:
         raise InputError(f"expected a whole number, {least} or more, got {given!r}.", where=name)
     return int(given)
+
+
+def folders(given: object, *, name: str) -> list[str]:
+    """Returns the paths of one folder, or of a list of folders; raises InputError for others."""
+    given = [given] if isinstance(given, str | bytes | os.PathLike) else given
+    if not isinstance(given, Iterable):
+        raise InputError(f"expected a list of folders, got {_kind(given)}.", where=name)
+    return [folder(each, name=name) for each in given]
+
+
+def folder(given: object, *, name: str) -> str:
+    """Returns the path of a folder; raises InputError if it is no path, or empty."""
+    if not isinstance(given, str | bytes | os.PathLike) or not os.fsdecode(given):
+        raise InputError(f"expected the path of a folder, got {_kind(given)}.", where=name)
+    return os.fsdecode(given)
+
+
+def text_lists(given: object, *, name: str) -> dict[str, list[str]]:
+    """Returns lists of texts by their name; raises InputError for anything else."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"expected lists of texts by name, got {_kind(given)}.", where=name)
+    if unnamed := [key for key in given if not isinstance(key, str)]:
+        raise InputError(f"expected a name (str), got {_kind(unnamed[0])}.", where=name)
+    return {key: texts(each, name=f"{name}[{key!r}]") for key, each in given.items()}
 
 
 def _kind(value: object) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import jax
 
+from flaxformer_lite.system.storage import why_unwritable
+
 # Options of glibc's mallopt. With KEPT_MEMORY nothing is allocated by mmap, and nothing is returned
 # to the system. This holds for the heap of the first thread only, as other heaps cannot grow to any
 # size; with ONE_HEAP all threads share it.
@@ -26,6 +28,7 @@ TPU_VARIABLES = ("TPU_WORKER_ID", "CLOUD_TPU_TASK_ID", "MEGASCALE_SLICE_ID")  # 
 GARBAGE_THRESHOLD = 50_000
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+ADVICE = f"set {CACHE_VARIABLE} to a folder that can be written to"
 STAMP = "checked"  # a file in the cache folder: older entries are known to be complete
 
 
@@ -59,6 +62,23 @@ def computes_on_cpu() -> bool:
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms == "cpu"
     return not (has_tpu() or has_other_accelerator())
+
+
+def why_no_devices() -> str | None:
+    """Returns why JAX cannot start on the platforms that JAX_PLATFORMS names; None if it can."""
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if not platforms:
+        return None
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: no GPU for 'cuda'
+        reason = (str(error).strip().splitlines() or ["there is no such device"])[0]
+        reason = re.sub(r"^Unable to initialize backend '\w+': | \(set JAX_PLATFORMS.*", "", reason)
+        return (
+            f"JAX_PLATFORMS={platforms}: JAX cannot start: {reason.rstrip('.')}; set it to a "
+            "platform of this machine, such as cpu, or unset it."
+        )
+    return None
 
 
 def has_tpu() -> bool:
@@ -123,10 +143,17 @@ def enable_compilation_cache(folder: Path) -> None:
     """Sets `folder` as the compilation cache, and deletes truncated entries of killed processes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        remove_truncated(folder)
+        if (reason := why_unwritable(folder)) is None:  # of another user: only read from it
+            remove_truncated(folder)
     except OSError as error:
-        logging.warning("%s: no compiled programs are kept there: %s", folder, error.strerror)
+        logging.warning(
+            "%s: no compiled programs are kept there: %s; %s", folder, error.strerror, ADVICE
+        )
         return
+    if reason is not None:
+        logging.warning(
+            "%s: no new compiled programs are kept there: %s; %s", folder, reason, ADVICE
+        )
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -123,6 +123,17 @@ def _copy_tree(source: Path, target: Path) -> None:
             partial.replace(copy)
 
 
+def check_utf8(path: Path) -> None:
+    """Raises InputError about a path that the library of the checkpoints cannot open."""
+    try:
+        os.fspath(absolute(path)).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            "expected a path in UTF-8, as checkpoints need; rename the folder, or use another.",
+            where=f"--workdir={path}",
+        ) from error
+
+
 def make_folder(folder: Path) -> None:
     """Creates `folder` and its parents if they do not exist; a bucket needs no folders."""
     if not in_bucket(folder):
@@ -139,10 +150,10 @@ def why_unwritable(folder: Path) -> str | None:
     existing = nearest_existing(folder)
     if not existing.is_dir():
         return os.strerror(errno.ENOTDIR)
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return os.strerror(errno.EACCES)
     # The permissions of a folder do not show that its file system is read-only.
-    return os.strerror(errno.EROFS) if os.statvfs(existing).f_flag & os.ST_RDONLY else None
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        return os.strerror(errno.EROFS)
+    return None if os.access(existing, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 def free_space(path: Path, needed: int | None = None) -> str:
@@ -177,6 +188,15 @@ def remove_tree(folder: Path) -> None:
             folder.rmtree()
     else:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_whole(path: Path) -> bytes:
+    """Returns the bytes of a file; an OSError names it, which one of a read does not."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        raise
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

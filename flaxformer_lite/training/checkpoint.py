@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import inspect
+import json
 import logging
 import os
 import sys
@@ -20,7 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from flaxformer_lite.runs import multihost
-from flaxformer_lite.system.errors import InputError, NotWritten
+from flaxformer_lite.system.errors import OF_A_DISK, OF_A_PATH, InputError, NotWritten
 from flaxformer_lite.system.storage import absolute, free_space, in_bucket, remove_tree
 from flaxformer_lite.training.array_sums import Tree, average, checksum
 
@@ -110,8 +111,33 @@ def _read(folder: Path, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[st
         cause = error
         while cause.__cause__:
             cause = cause.__cause__
+        _raise_unreachable(folder, cause)
         reason = str(cause).strip().splitlines() or [type(cause).__name__]
+        if isinstance(cause, ValueError) and (file := _not_json(folder)):
+            reason = [f"{file} is not JSON"]
         raise InputError(f"{folder}: damaged checkpoint: {reason[0]:.200}") from error
+
+
+def _raise_unreachable(folder: Path, cause: BaseException) -> None:
+    """Raises OSError if a disk or a permission made the read fail: the files may be intact.
+
+    TensorStore has the system's code of the error in its text.
+    """
+    for code in (*OF_A_DISK, *OF_A_PATH):
+        is_it = isinstance(cause, OSError) and cause.errno == code
+        if is_it or f"os_error_code='{code}'" in str(cause):
+            raise OSError(code, os.strerror(code), os.fspath(folder)) from cause
+
+
+def _not_json(folder: Path) -> str | None:
+    """Returns the first file of a checkpoint that should be JSON and is not, relative to it."""
+    for pattern in ("*/metadata", "*/_METADATA", "*/array_metadatas/process_*"):
+        for file in sorted(folder.glob(pattern)):
+            try:
+                json.loads(file.read_bytes())
+            except ValueError:
+                return os.fspath(file.relative_to(folder))
+    return None
 
 
 def _refuse(folder: Path, wrong: Sequence[str]) -> None:
@@ -258,17 +284,36 @@ class Checkpoints:
     def restore_average(
         self, steps: Sequence[int], like: dict[str, Tree]
     ) -> tuple[dict[str, Tree], dict[str, Any]]:
-        """Returns the mean of the parts of `steps`, and the record of the last; see `restore`."""
-        if len(steps) == 1:
-            return self.restore(steps[0], like)
+        """Returns the mean of the parts of `steps`, and the record of the last; see `restore`.
+
+        The message about a damaged checkpoint says which folders to remove.
+        """
         records = []
 
         def read(step: int) -> dict[str, Tree]:
-            parts, record = self.restore(step, like)
+            try:
+                parts, record = self.restore(step, like)
+            except InputError as error:
+                raise InputError(f"{error}; {self._without(step, like)}") from error
             records.append(record)
             return parts
 
+        if len(steps) == 1:
+            return read(steps[0]), records[0]
         return average(read(step) for step in steps), records[-1]
+
+    def _without(self, damaged: int, like: dict[str, Tree]) -> str:
+        """Returns what to remove so that the next best checkpoint that can be read is used."""
+        steps = [step for step in reversed(self.steps()) if step != damaged]
+        folders, ranked = [f"{self.directory / str(damaged)}"], best_first(steps, self.scores)
+        for step in [*ranked, *(step for step in steps if step not in ranked)]:
+            try:
+                self.restore(step, like)
+            except InputError:
+                folders.append(f"{self.directory / str(step)}")
+                continue
+            return f"remove {' and '.join(folders)}; then step {step}, which is intact, is used."
+        return "no other can be read: restore the folder from a copy, or use a new --workdir."
 
     def restore_newest(
         self, like: dict[str, Tree]

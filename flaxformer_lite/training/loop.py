@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -214,7 +215,8 @@ class Trainer:
         self._read_metrics()
         self.save()
         self.run.checkpoints.wait()
-        resume = f"to resume: the same command with --workdir={self.run.paths.path}"
+        workdir = shlex.quote(f"--workdir={self.run.paths.path}")
+        resume = f"to resume: the same command with {workdir}"
         run_report.say(f"stopped after step {self.done} and saved; {resume}")
 
     def evaluate(self) -> None:

@@ -47,9 +47,12 @@ def make_mesh(
         product = " x ".join(
             f"{size} {axis}" for axis, size in sizes.items() if size > 1 or axis == DATA
         )
+        large = [axis for axis, size in sizes.items() if size > 1]
+        field = DATA if DATA in large else large[0]
+        advice = "use -1 for all" if field == DATA else "use fewer, or -1 for all that are left"
         wanted = f"{count} devices" if count == sizes[DATA] else f"{product} = {count} devices"
         raise InputError(
-            f"config.parallel.data: {wanted} asked for, there are {len(devices)}; use -1 for all."
+            f"config.parallel.{field}: {wanted} asked for, there are {len(devices)}; {advice}."
         )
     grid = arranged(devices[:count], tuple(sizes.values()))
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))

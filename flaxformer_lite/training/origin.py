@@ -69,6 +69,14 @@ def schedule(config: Config) -> Callable[[int], bool]:
     return functools.partial(checkpoint.is_due, num_steps=train.num_steps, **every)
 
 
+def check(average: str | None, parameters: str | None) -> None:
+    """Raises InputError if one of these arguments of `restore` has another type or form."""
+    if average is not None and average != "none":
+        parse_average("average", average)
+    if parameters not in (None, *PARTS):
+        raise InputError(f"parameters: expected {' or '.join(PARTS)}, got {parameters!r}.")
+
+
 def restore(
     checkpoints: Checkpoints,
     shapes: dict,
@@ -89,16 +97,15 @@ def restore(
       InputError: there are too few checkpoints, the run keeps no moving average, or a checkpoint is
         damaged.
     """
-    kind = parameters or default_kind(config)
-    if kind not in PARTS:
-        raise InputError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
+    check(average, parameters)
+    kind = default_kind(config) if parameters is None else parameters
     if kind == "ema" and config.train.ema_decay is None:
         raise InputError(
             "parameters: this run keeps no moving average, its train.ema_decay is not set; use "
             "'raw'."
         )
     or_fewer, part = average is None, PARTS[kind]
-    average = {None: config.train.average, "none": None}.get(average, average)
+    average = config.train.average if average is None else None if average == "none" else average
     steps = []
     if average is not None:
         steps = checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)

@@ -1,5 +1,6 @@
 """The messages and tables of a run, as text."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,9 @@ from flaxformer_lite.training import flops
 RESAMPLED = "95 % of resamples"
 # The command for a trained model of each architecture.
 NEXT_COMMANDS = {
-    "encoder_decoder": "Translate with: flaxformer-lite translate --workdir={}",
-    "encoder_classifier": "Classify with: flaxformer-lite classify --workdir={}",
-    "decoder_lm": "Generate with: flaxformer-lite generate --workdir={}",
+    "encoder_decoder": "Translate with: flaxformer-lite translate {}",
+    "encoder_classifier": "Classify with: flaxformer-lite classify {}",
+    "decoder_lm": "Generate with: flaxformer-lite generate {}",
 }
 
 
@@ -190,7 +191,7 @@ def written(paths: Workdir, config: Config, seconds: float, goodput: float) -> s
         "steps.\n"
         f"Written to {paths.path}: config.json, metrics.jsonl, events.* for TensorBoard, "
         "tokenizer.model, checkpoints/, samples/\n"
-        + NEXT_COMMANDS[config.model.architecture].format(paths.path)
+        + NEXT_COMMANDS[config.model.architecture].format(shlex.quote(f"--workdir={paths.path}"))
     )
 
 

@@ -104,11 +104,13 @@ def save(
         "decode": dataclasses.asdict(config.decode),
         **_facts_of_scores(evaluation),
     }
+    # A path that is not UTF-8 has lone surrogates, for which JSON has escapes.
+    facts = json.dumps(facts, indent=2, ensure_ascii=False).encode(errors="backslashreplace")
     lines = (text.replace("\r", " ").replace("\n", " ") for text in evaluation.hypotheses)
     try:
         make_folder(folder)
         write_whole(texts, "".join(f"{line}\n" for line in lines))
-        write_whole(scores, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        write_whole(scores, facts + b"\n")
     except OSError as error:
         raise InputError(
             f"--output={folder}: cannot be written to: {error.strerror}; name another folder."
@@ -138,11 +140,15 @@ def _facts_of_scores(evaluation: Evaluation) -> dict[str, object]:
 
 def _name(split: str, config: Config, origin: Origin) -> str:
     """Returns the common prefix of the file names of an evaluation."""
-    return f"{urllib.parse.quote(split, safe='[]:%+')}.{origin.label}.{_method(config.decode)}"
+    return f"{_quoted(split, safe='[]:%+')}.{origin.label}.{_method(config.decode)}"
+
+
+def _quoted(name: str, *, safe: str) -> str:
+    return urllib.parse.quote(name, safe=safe, errors="surrogateescape")  # may not be UTF-8
 
 
 def _scores_name(split: str, config: Config, origin: Origin, references: Sequence[str]) -> str:
-    against = "".join(f".{urllib.parse.quote(Path(each).name, safe='')}" for each in references)
+    against = "".join(f".{_quoted(Path(each).name, safe='')}" for each in references)
     return f"{_name(split, config, origin)}{against}{SCORES}"
 
 

@@ -278,6 +278,9 @@ def test_an_unsupported_model_is_refused_by_field_and_nothing_is_saved(changes, 
             license=None,
         )
     assert str(caught.value).startswith(f"config.model.{message}")
+    field = message.partition(":")[0]
+    assert "use `export safetensors`" in str(caught.value)
+    assert f"train one with model.{field}=" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,10 +1,13 @@
 """Import and export of Marian models: the same logits as their definition, the same weights back,
 and error messages."""
 
+import ast
 import contextlib
 import dataclasses
 import json
 import math
+import re
+import shlex
 import shutil
 
 import jax
@@ -16,9 +19,9 @@ import sentencepiece
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from flaxformer_lite import evaluate, trained, translate
+from flaxformer_lite import config_files, evaluate, trained, translate
 from flaxformer_lite.cli import commands as main
-from flaxformer_lite.config import Config, DecodeConfig, ModelConfig
+from flaxformer_lite.config import Config, DecodeConfig, ModelConfig, to_config_dict
 from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer
 from flaxformer_lite.exchange import from_marian, marian_config, marian_weights, to_huggingface
 from flaxformer_lite.exchange.exports import export
@@ -568,11 +571,13 @@ def test_an_invalid_folder_is_refused_by_file_and_field_and_nothing_is_left(
 def test_the_command_that_converts_pickled_weights_names_the_folder(
     theirs, tmp_path, no_exit, capsys
 ):
-    folder = shutil.copytree(theirs, tmp_path / "theirs")
+    folder = shutil.copytree(theirs, tmp_path / 'it\'s "theirs"')
     pickled(folder)
     imported(folder, tmp_path / "ours")
-    line = f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
-    assert line in capsys.readouterr().err
+    command = capsys.readouterr().err.partition(" first: ")[2]
+    python, flag, code = shlex.split(command)
+    assert (python, flag) == ("python", "-c")
+    assert code.count(repr(str(folder))) == 2 and ast.parse(code)
 
 
 @pytest.mark.parametrize(
@@ -807,8 +812,19 @@ IMPOSSIBLE = {
 def test_a_model_that_marian_lacks_is_refused_by_field(field):
     possible = ModelConfig(vocab_size=31, d_model=24, num_heads=4, norm_epsilon=1e-5)
     marian_config.check_exportable(possible)
-    with pytest.raises(ValueError, match=rf"^config\.model\.{field}: a MarianMTModel has "):
-        marian_config.check_exportable(dataclasses.replace(possible, **{field: IMPOSSIBLE[field]}))
+    model = dataclasses.replace(possible, **{field: IMPOSSIBLE[field]})
+    with pytest.raises(
+        ValueError, match=rf"^config\.model\.{field}: a MarianMTModel has "
+    ) as error:
+        marian_config.check_exportable(model)
+    advice = str(error.value).partition("; ")[2]
+    for_no_engine = field in ("decoder", "attention", "attention_window")
+    assert ("`export ctranslate2`" in advice) != for_no_engine and "`export safetensors`" in advice
+    value = re.search(rf"or train one with model\.{field}=(\w.*)\.$", advice)[1]
+    changed = config_files.override(
+        to_config_dict(Config(model=model)), [f"--config.model.{field}={value}"]
+    )
+    marian_config.check_exportable(ModelConfig(**changed.model))
 
 
 # Training of an imported run.

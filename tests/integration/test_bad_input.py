@@ -1,5 +1,6 @@
 """Bad input ends a command with one line on standard error, exit code 2, and no new file."""
 
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import runs
 
-from flaxformer_lite.cli import commands
+from flaxformer_lite.cli import commands, parser
 from flaxformer_lite.system import runtime
 
 NO_WORKDIR = "--workdir=never_made"
@@ -70,6 +71,7 @@ def refused(tmp_path, monkeypatch, capfd):
             "--config.data.dataset=cldr_translate/en-xx",
             "config.data.dataset: cannot open 'cldr_translate/en-xx'",
         ),
+        ("--config.parallel.fsdp=9", "config.parallel.fsdp: 1 data x 9 fsdp = 9 devices asked for"),
         ("--config.data.dataset=no_such_thing", "config.data.dataset: cannot open 'no_such_thing'"),
         (
             "--config.data.train_split=trian",
@@ -234,6 +236,47 @@ def test_the_workdir_of_another_config_is_refused_with_both_values(refused, fini
     shutil.copytree(finished_run, tmp_path / "run")
     message = refused("train", *runs.flags(), "--workdir=run", "--config.model.dropout=0.25")
     assert "config.model.dropout: the run in run has 0.1, and this start asks for 0.25" in message
+
+
+def test_a_workdir_that_is_not_utf_8_is_refused_before_a_checkpoint_would_fail(
+    refused, finished_run
+):
+    """TensorStore, which reads and writes the checkpoints, takes no other path."""
+    name = os.fsdecode(b"run\xff")
+    shutil.copytree(finished_run, name)
+    for command in ("translate", "evaluate", "train"):
+        message = refused(command, f"--workdir={name}")
+        assert message.startswith("error: --workdir=run")
+        assert message.endswith(
+            ": expected a path in UTF-8, as checkpoints need; rename the folder, or use another."
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["cuda", "gppu"])
+@pytest.mark.skipif(runtime.has_other_accelerator(), reason="the platform may exist")
+def test_a_platform_that_is_not_there_is_refused_by_its_variable(finished_run, platform):
+    process = runs.run(
+        "translate", f"--workdir={finished_run}", env={**os.environ, "JAX_PLATFORMS": platform}
+    )
+    assert process.returncode == 2
+    (line,) = process.stderr.splitlines()
+    assert line.startswith(f"error: JAX_PLATFORMS={platform}: JAX cannot start: ")
+    assert line.endswith("set it to a platform of this machine, such as cpu, or unset it.")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_every_encoding_prints_every_text(monkeypatch, encoding):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding=encoding))
+    parser.escape_output()
+    print(f"12 ± 3 € in {os.fsdecode(b'x')}", os.fsdecode(b"\xff.txt"), flush=True)
+    expected = {
+        "ascii": b"12 \\xb1 3 \\u20ac in x \\udcff.txt\n",
+        "latin-1": b"12 \xb1 3 \\u20ac in x \\udcff.txt\n",
+        "utf-8": "12 ± 3 € in x ".encode() + b"\xff.txt\n",
+    }
+    assert printed.getvalue() == expected[encoding]
 
 
 def test_a_workdir_with_another_tokenizer_is_refused(refused, finished_run, tmp_path):

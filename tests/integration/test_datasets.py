@@ -733,7 +733,27 @@ def test_data_prepared_as_tfrecord_is_refused_with_the_command_to_convert_it(cop
             {},
             r"wmt14_translate/fr-en is not prepared: .*tfds build wmt14_translate/fr-en",
         ),
-        ("wmt14_translat/de-en", {}, r"cannot open 'wmt14_translat/de-en'"),
+        (
+            "wmt14_translat/de-en",
+            {},
+            r"cannot open 'wmt14_translat/de-en': .*; did you mean 'wmt14_translate'\?$",
+        ),
+        (
+            "wmt14_translate/de-xx",
+            {},
+            r"de-xx': BuilderConfig de-xx not found; did you mean 'de-en'\?$",
+        ),
+        ("wmt14_translate/de-en:9.9.9", {}, r"at version 9\.9\.9, .*; leave out the version\.$"),
+        (
+            "huggingface:foo/bar",
+            {},
+            r"datasets of a community cannot be read; name a dataset of TFDS",
+        ),
+        (
+            "",
+            {},
+            r"cannot open '': .* failed; name a dataset of TFDS .* or one of cldr_translate, ",
+        ),
         ("cldr_translate/en-xx", {}, r"cannot open 'cldr_translate/en-xx': Unknown locale 'xx'"),
         ("cldr_language/en", CLASSIFIER, r"cannot open 'cldr_language/en': it has no configs"),
         ("mnist", {}, r"expected a translation dataset, two texts an example; mnist is not one"),

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from flaxformer_lite import scoring, trained
+from flaxformer_lite import evaluate, scoring, trained
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources.examples import Examples
@@ -19,6 +20,7 @@ from flaxformer_lite.decoding.decoder import padded_length, rows_for
 from flaxformer_lite.evaluator import SAMPLES, Evaluator, by_kind
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.parameters import shapes as param_shapes
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import meshes, parallel, run_report, saved_evaluation
 from flaxformer_lite.training.origin import Origin
 from flaxformer_lite.training.saved_evaluation import Evaluation
@@ -368,6 +370,16 @@ def test_scores_against_other_references_of_the_same_name_are_not_overwritten(
         saved_evaluation.check_references(tmp_path, ["others/mine.txt"], **where)
 
 
+def test_scores_against_a_path_that_is_not_utf_8_are_json(tmp_path):
+    name = os.fsdecode(b"\xff \xc3\xbc.txt")
+    references = {"references": [name], "split": "test", "run": tmp_path}
+    options = {"config": Config(), "origin": Origin((5,)), **references}
+    scored = Evaluation({}, hypotheses=["a"], scores=scoring.Scores({}, {}, {}))
+    _, scores = saved_evaluation.save(scored, tmp_path, **options)
+    text = scores.read_text(encoding="utf-8")
+    assert json.loads(text)["references"] == [name] and "ü" in text
+
+
 def test_without_translations_no_files_are_saved(tmp_path):
     assert (
         save(tmp_path / "new", Evaluation({"loss": 0.5})) == [] and not (tmp_path / "new").exists()
@@ -512,3 +524,25 @@ def test_an_evaluator_compiles_each_shape_once_and_calls_back_after_every_batch(
         evaluator(params_of("encoder_classifier"), split)
         assert len(compiled) == 2  # the metrics and the confusion matrix
         assert len(calls) == number * 2 * split.plan.steps_per_epoch > number * 2
+
+
+WRONG = {
+    "split": (None, True, 2, b"test", ["test"]),
+    "bootstrap": (None, True, -1, 2.0, "2"),
+    "seed": (None, True, 0, 2.0, "2"),
+    "references": ("abc", ["a"], {"a": "text"}, {"a": [1]}, {1: ["a"]}),
+    "files": ("abc", ["a"], {"test": "a"}, {"test": [1]}, {"tset": ["a"]}),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, value) for n in WRONG for value in WRONG[n]])
+def test_a_wrong_argument_of_an_evaluation_is_one_message_that_names_it(name, value):
+    run = trained.Trained(Config(), None, None, {}, None, None)
+    with pytest.raises(InputError, match=rf"^({name}|text 1)(\['\w+'\])?: expected "):
+        evaluate.evaluate_run(run, **({"split": "test"} | {name: value}))
+
+
+@pytest.mark.parametrize("run", [None, "runs/mine"])
+def test_only_a_loaded_run_is_evaluated(run):
+    with pytest.raises(InputError, match=r"^run: expected the result of trained\.load, got "):
+        evaluate.evaluate_run(run, "test")

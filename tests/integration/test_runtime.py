@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zlib
 
+import jax
 import pytest
 
 from flaxformer_lite.system import runtime
@@ -68,6 +69,22 @@ def test_a_folder_that_cannot_be_created_is_a_warning(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     runtime.enable_compilation_cache(tmp_path / "file" / "cache")
     assert "no compiled programs are kept there" in caplog.text
+    assert "set JAX_COMPILATION_CACHE_DIR to a folder that can be written to" in caplog.text
+
+
+def test_a_folder_that_is_read_only_is_a_warning_and_its_entries_are_used(
+    tmp_path, monkeypatch, caplog
+):
+    (tmp_path / "jit_f-cache").write_bytes(WHOLE[:-9])  # would be removed
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write to any folder
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        runtime.enable_compilation_cache(tmp_path)
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert f"{tmp_path}: no new compiled programs are kept there: Permission" in caplog.text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["jit_f-cache"]
 
 
 TOUCH_AGAIN = """

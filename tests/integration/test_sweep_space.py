@@ -1,5 +1,6 @@
 """A sweep's file: its points, its error messages, and the enumeration of a search space."""
 
+import os
 import random
 import re
 
@@ -308,7 +309,8 @@ def test_a_point_saved_as_a_file_loads_as_the_same_config(load, tmp_path):
 
 def test_a_label_may_hold_any_text(tmp_path):
     file = tmp_path / "point.py"
-    file.write_text(space.as_file(resolve(default_config()), r'Point 3: files=C:\new\"x\N"""'))
+    title = r'Point 3: files=C:\new\"x\N"""' + os.fsdecode(b" of sweep \xff")  # not UTF-8
+    file.write_text(space.as_file(resolve(default_config()), title), encoding="utf-8")
     assert resolve(config_files.load_config(file)) == resolve(default_config())
 
 

@@ -336,6 +336,12 @@ def test_a_storage_that_cannot_be_used_is_named(open_study, monkeypatch):
         open_study(storage="nosuchdatabase://here")
 
 
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
+def test_a_database_that_ends_with_the_process_is_refused(open_study, url):
+    with pytest.raises(ValueError, match=f"^--storage={url}: .* a database in memory ends with"):
+        open_study(storage=url)
+
+
 def test_the_parameter_with_an_effect_has_the_largest_importance():
     points = [
         ({"heads": heads, "rate": rate, "same": 1}, abs(rate - 1e-3) + heads * 1e-9)

@@ -654,3 +654,19 @@ def test_classifiers_and_language_models_refuse_other_types_too():
         generate.Generator(run_of("decoder_lm"))("FGH")
     with pytest.raises(InputError, match=r"^expected a path, got None \(NoneType\)"):
         translate.load(None)
+
+
+WRONG = {
+    "workdir": (None, 3, "", ["a"]),
+    "average": (True, 2, 2.0, b"last:2", ["last:2"], "", "last:0"),
+    "parameters": (True, 1, "", b"raw", ["raw"]),
+    "ensemble": (None, True, 2.0, [None], [2], ""),
+    "tensor": (None, True, 0, -1, 2.0, "2", [1]),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, value) for n in WRONG for value in WRONG[n]])
+def test_a_wrong_argument_of_load_is_one_message_that_names_it(name, value):
+    """All are refused before anything is read: there is no such run."""
+    with pytest.raises(InputError, match=rf"^{name}: expected "):
+        translate.load(**({"workdir": "nowhere"} | {name: value}))

@@ -1,5 +1,6 @@
 """Checkpoints: restored bit for bit on any devices, damaged ones detected, the best kept."""
 
+import errno
 import functools
 import gc
 import shutil
@@ -14,7 +15,9 @@ import numpy as np
 import optax
 import pytest
 import runs
+import tensorstore
 
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import array_sums, checkpoint, meshes, parallel
 from flaxformer_lite.training.checkpoint import Checkpoints
 
@@ -269,6 +272,51 @@ def test_an_error_names_the_damaged_checkpoint_of_an_average(folder):
     with pytest.raises(ValueError, match=str(folder / "3")):
         checkpoints.restore_average([2, 3, 5], {"params": shapes_on(1)["params"]})
     checkpoints.close()
+
+
+def refusal(folder: Path, step: int, scores: dict[int, float]) -> str:
+    checkpoints = Checkpoints(folder, scores=scores, read_only=True)
+    with pytest.raises(InputError) as refused:
+        checkpoints.restore_average([step], {"params": shapes_on(1)["params"]})
+    checkpoints.close()
+    return str(refused.value).removeprefix(f"{folder / str(step)}: damaged checkpoint: ")
+
+
+def test_an_error_says_which_checkpoints_to_remove_so_that_an_intact_one_is_used(folder):
+    """The next best by score, as it is used after that; the newest if there are no scores."""
+    spoil_the_record(folder / "5")
+    reason = "record/metadata is not JSON; "
+    best = f"remove {folder / '5'}; then step 2, which is intact, is used."
+    assert refusal(folder, 5, {2: 0.5, 3: 0.25, 5: 0.75}) == reason + best
+    newest = f"remove {folder / '5'}; then step 3, which is intact, is used."
+    assert refusal(folder, 5, {}) == reason + newest
+    empty_the_folder(folder / "3")
+    both = f"remove {folder / '5'} and {folder / '3'}; then step 2, which is intact, is used."
+    assert refusal(folder, 5, {}) == reason + both
+    empty_the_folder(folder / "2")
+    assert refusal(folder, 5, {}).startswith(f"{reason}no other can be read: restore the folder")
+
+
+def test_a_checkpoint_that_a_disk_fails_to_read_is_not_damaged_and_stays(folder):
+    """A network disk may recover, and its checkpoints must not be renamed."""
+    record = folder / "5" / "record" / "metadata"
+    record.unlink()
+    record.symlink_to("/proc/self/mem")  # reads of its start fail
+    with pytest.raises(OSError, match="Input/output error") as failed:
+        restore_newest(folder)
+    assert failed.value.errno == errno.EIO and failed.value.filename == str(folder / "5")
+    assert steps_in(folder) == {"2", "3", "5"}
+
+
+def test_the_code_of_a_failed_read_is_found_in_tensorstore_s_text(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    store = tensorstore.KvStore.open(f"file://{tmp_path}/").result()
+    with pytest.raises(ValueError, match="symbolic links") as cause:
+        store.read("loop").result()
+    with pytest.raises(OSError, match="symbolic links") as failed:
+        checkpoint._raise_unreachable(tmp_path, cause.value)
+    assert failed.value.errno == errno.ELOOP
+    checkpoint._raise_unreachable(tmp_path, ValueError("DATA_LOSS: Truncated"))  # raises nothing
 
 
 def test_a_step_that_exists_is_not_written_again(folder):

@@ -1,6 +1,7 @@
 """Arguments of the Python API: refusals, and line ends that are removed."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +52,45 @@ def test_texts_are_read_one_at_a_time_but_a_wrong_argument_is_refused_at_once():
     assert next(given.each_text(endless())) == "a"
     with pytest.raises(InputError, match=r"^texts: "):
         given.each_text("a")
+
+
+@pytest.mark.parametrize(
+    ("given_folders", "expected"),
+    [("a", ["a"]), (b"a", ["a"]), (Path("a"), ["a"]), (["a", Path("b")], ["a", "b"]), ((), [])],
+)
+def test_one_folder_or_a_list_of_them_is_a_list_of_paths(given_folders, expected):
+    assert given.folders(given_folders, name="ensemble") == expected
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (None, r"^ensemble: expected a list of folders, got None\.$"),
+        (2.0, r"^ensemble: expected a list of folders, got 2\.0 \(float\)\.$"),
+        ([True], r"^ensemble: expected the path of a folder, got True \(bool\)\.$"),
+        ([None], r"^ensemble: expected the path of a folder, got None\.$"),
+        ("", r"^ensemble: expected the path of a folder, got '' \(str\)\.$"),
+    ],
+)
+def test_anything_but_folders_is_one_message(folders, message):
+    with pytest.raises(InputError, match=message):
+        given.folders(folders, name="ensemble")
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ("abc", r"^files: expected lists of texts by name, got 'abc' \(str\)\.$"),
+        (["a"], r"^files: expected lists of texts by name, got \['a'\] \(list\)\.$"),
+        ({1: ["a"]}, r"^files: expected a name \(str\), got 1 \(int\)\.$"),
+        ({"test": "a"}, r"^files\['test'\]: expected a list of texts, got one text"),
+        ({"test": [1]}, r"^text 1: expected a text \(str\), got 1 \(int\)\.$"),
+    ],
+)
+def test_anything_but_lists_of_texts_by_name_is_one_message(lists, message):
+    assert given.text_lists({"test": ("a", "b")}, name="files") == {"test": ["a", "b"]}
+    with pytest.raises(InputError, match=message):
+        given.text_lists(lists, name="files")
 
 
 @pytest.mark.parametrize("number", [1, 2, np.int64(3)])

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import shlex
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -190,3 +192,12 @@ def test_the_last_message_names_an_existing_command_for_the_model(architecture, 
     assert f"\nWritten to {tmp_path}: " in said
     (command,) = re.findall(rf"flaxformer-lite (\w+) --workdir={re.escape(str(tmp_path))}$", said)
     assert command in commands.COMMANDS
+
+
+@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+def test_the_command_for_a_finished_run_is_one_of_a_shell(architecture):
+    folder = Path("it's mine") / "a run"
+    config = Config(model=ModelConfig(architecture=architecture))
+    said = run_report.written(Workdir(folder), config, seconds=90, goodput=0.75)
+    program, _, flag = shlex.split(said.splitlines()[-1].partition(" with: ")[2])
+    assert (program, flag) == ("flaxformer-lite", f"--workdir={folder}")

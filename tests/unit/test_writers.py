@@ -239,3 +239,11 @@ def test_a_table_aligns_its_first_column_left_and_the_others_right():
 
 def test_lines_of_a_table_have_no_trailing_spaces():
     assert columns([["a long name", ""], ["b", "5"]]) == "a long name\nb            5"
+
+
+def test_a_log_that_a_disk_fails_to_read_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/proc/self/mem")  # reads of its start fail
+    with pytest.raises(OSError, match="Input/output error") as failed:
+        read_metrics(path)
+    assert failed.value.filename == str(path)

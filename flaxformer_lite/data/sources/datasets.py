@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, comple
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.system.errors import InputError
 
-EMBEDDED = ("cldr_translate", "cldr_language")
 # modules of TFDS whose import registers WMT, GLUE, ...
 REGISTERED_BY = ("translate", "text", "summarization")
 ID_NAMES = ("id", "idx", "uid")  # last words of features that are identifiers and not text
@@ -87,7 +87,7 @@ class Dataset:
         else:
             self._target = self._texts_to_generate(source_language, text_features)
         self.sides = self.text_names if self._reads_both(text_features) else ()
-        self._is_generated = own_text is not None or name.split("/")[0] in EMBEDDED
+        self._is_generated = own_text is not None or name.split("/")[0] in preparation.GENERATED
         if not self._is_generated:
             _check_prepared(name, self._builder)
 
@@ -363,10 +363,8 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
         for module in REGISTERED_BY:
             importlib.import_module(f"tensorflow_datasets.{module}")
         return preparation.open_prepared(name)
-    except (tfds.core.DatasetNotFoundError, ValueError, ImportError) as error:
-        raise InputError(
-            f"cannot open {name!r}: {str(error).splitlines()[0]}", where="config.data.dataset"
-        ) from error
+    except InputError as error:
+        raise InputError(f"cannot open {name!r}: {error}", where="config.data.dataset") from error
 
 
 def _check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
@@ -376,14 +374,15 @@ def _check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
             f"{builder.data_dir} is prepared as {file_format}, and reading needs array_record; "
             "convert it once, where TensorFlow is installed, with: "
             "python -m tensorflow_datasets.scripts.convert_format "
-            f"--dataset_version_dir={builder.data_dir} "
-            f"--out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set "
+            + shlex.quote(f"--dataset_version_dir={builder.data_dir}")
+            + f" --out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set "
             "TFDS_DATA_DIR=NEW",
             where="config.data.dataset",
         )
     if not builder.info.splits:
         raise InputError(
-            f"{name} is not prepared: {builder.data_dir} is empty; prepare it once, where "
-            f"TensorFlow is installed, with: tfds build {name} --file_format=array_record",
+            f"{name} is not prepared: {builder.data_dir} is empty; set TFDS_DATA_DIR "
+            "to the folder where it is, or prepare it once, where TensorFlow is installed, with: "
+            f"tfds build {shlex.quote(name)} --file_format=array_record",
             where="config.data.dataset",
         )

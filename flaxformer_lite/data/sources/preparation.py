@@ -1,7 +1,9 @@
 """Prepares TFDS datasets once, for any number of processes at the same time, and opens them."""
 
 import contextlib
+import difflib
 import io
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -9,9 +11,12 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.config import did_you_mean
+from flaxformer_lite.fields import OWN_TEXT
+from flaxformer_lite.system.errors import InputError, is_of_a_disk, is_of_a_path
 from flaxformer_lite.system.storage import check_bucket, fetch, in_bucket, locked, on_disk, place
 
+GENERATED = ("cldr_translate", "cldr_language")  # by the package
 REPORT = "faults.txt"  # lists the malformed lines that were dropped; next to the data
 
 
@@ -28,13 +33,16 @@ def open_prepared(name: str) -> tfds.core.DatasetBuilder:
     """Returns the builder of a registered TFDS dataset; fetches it first if it is in a bucket.
 
     Raises:
-      InputError: the bucket cannot be read, or as `tfds.builder`.
+      InputError: the bucket cannot be read, or there is no such dataset; it says what to name.
     """
     root = place(tfds.core.constants.DATA_DIR)
     if not in_bucket(root):
-        return tfds.builder(name)
+        return _builder(name)
     check_bucket(root)
-    dataset, how = tfds.core.naming.parse_builder_name_kwargs(name)
+    try:
+        dataset, how = tfds.core.naming.parse_builder_name_kwargs(name)
+    except ValueError as error:
+        raise InputError(f"expected the name of a dataset{_nearest(name)}") from error
     folder = "/".join(
         [str(dataset), *(how[part] for part in ("config", "version") if how.get(part))]
     )
@@ -49,7 +57,45 @@ def open_prepared(name: str) -> tfds.core.DatasetBuilder:
             f"{root} has {', '.join(configs)} of it; name one, as in {dataset}/{configs[0]}"
         )
     fetch(root / folder, data_root() / folder)
-    return tfds.builder(name, data_dir=data_root())
+    return _builder(name, data_dir=data_root())
+
+
+def _builder(name: str, **options: Path) -> tfds.core.DatasetBuilder:
+    """Returns `tfds.builder`; raises InputError if there is no such dataset."""
+    try:
+        if tfds.core.naming.parse_builder_name_kwargs(name)[0].namespace:  # TFDS would ask a server
+            raise ValueError("datasets of a community cannot be read")
+        return tfds.builder(name, **options)
+    except Exception as error:  # TFDS raises many types, and those of the network
+        if isinstance(error, OSError) and (is_of_a_disk(error) or is_of_a_path(error)):
+            raise
+        # TFDS puts the name and the arguments before the reason, and lists names below it.
+        reason = ([*str(error).strip().splitlines(), type(error).__name__])[0]
+        reason = re.sub(r'^Failed to construct .*builder_kwargs ".*?": ', "", reason)
+        reason = re.sub(r"\W+Here are .*:$| with version None", "", reason.strip()).rstrip(".")
+        raise InputError(f"{reason}{_nearest(name)}") from error
+
+
+def _nearest(name: str) -> str:
+    """Returns the end of a message about a TFDS dataset that cannot be opened: what to name."""
+    dataset, _, config = name.partition("/")
+    try:
+        # With a colon, TFDS would ask a server for the datasets of a community.
+        configs = None if ":" in dataset else list(tfds.builder_cls(dataset).builder_configs)
+    except Exception:  # there is no such dataset
+        configs = None
+    if configs is None:
+        known = [*GENERATED, *OWN_TEXT, *tfds.list_builders(with_community_datasets=False)]
+        if near := difflib.get_close_matches(dataset, known, n=1):
+            return f"; did you mean {near[0]!r}?"
+        return (
+            f"; name a dataset of TFDS that is prepared in {tfds.core.constants.DATA_DIR} "
+            f"(TFDS_DATA_DIR), or one of {', '.join((*GENERATED, *OWN_TEXT))}."
+        )
+    config, _, version = config.partition(":")
+    if version:
+        return "; leave out the version."
+    return did_you_mean(config, configs) if configs else "; name another dataset."
 
 
 def prepare(builder: tfds.core.DatasetBuilder) -> None:

@@ -16,7 +16,7 @@ import sentencepiece
 from flaxformer_lite.data.tokens.normalization import normalized
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import write_whole
+from flaxformer_lite.system.storage import read_whole, write_whole
 
 # SentencePiece replaces a space with U+2581, so a U+2581 in the text would be decoded as a space.
 # It is escaped with a private-use character, which also escapes itself.
@@ -135,7 +135,7 @@ def load(path: Path, normalization: str = "none") -> "Tokenizer | MarianTokenize
 
     `normalization`: of sources, see `data.tokens.normalization`; Marian's models have their own.
     """
-    is_archive = path.is_file() and path.read_bytes()[:2] == b"PK"
+    is_archive = path.is_file() and read_whole(path)[:2] == b"PK"
     return MarianTokenizer(path) if is_archive else Tokenizer(path, normalization)
 
 
