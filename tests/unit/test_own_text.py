@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from flaxformer_lite.data.sources import own_text
+from flaxformer_lite.data.sources import builders, own_text
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.fields import OWN_TEXT
 
@@ -32,7 +32,7 @@ def own(kind="parallel_text", *, names=(), labels=None, **files):
 
 def identity(text, record):
     corpora = own_text.corpora(text)
-    return own_text.fingerprint(text, corpora, own_text.digests(corpora, record))
+    return builders.fingerprint(text, corpora, own_text.digests(corpora, record))
 
 
 def test_the_kinds_are_those_of_the_config():
@@ -191,7 +191,7 @@ def test_splits_may_have_different_forms_and_orders_of_the_same_languages(here):
             "parallel_text",
             (),
             {"train": ("a.en",)},
-            r"train_files: expected columns \(\.tsv\) or JSON Lines .*got a\.en",
+            r"train_files: expected columns \(\.tsv\) or a table \(\.csv\) or JSON .*got a\.en",
         ),
         (
             "parallel_text",

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -16,6 +18,7 @@ from flaxformer_lite.data.sources import own_text, text_files
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.sources.preparation import REPORT, data_root, root_of
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
+from flaxformer_lite.system.compressed import is_gzip
 from flaxformer_lite.system.errors import InputError
 
 HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
@@ -276,7 +279,21 @@ def own_texts(
 def identify(own: OwnText, corpora: Mapping[str, Corpus], root: Path) -> tuple[str, dict[str, str]]:
     """Returns the config's name for these files, and their digests, cached in a file in `root`."""
     contents = own_text.digests(corpora, root / f".{TextFiles.name}.json")
-    return f"{own.kind}-{own_text.fingerprint(own, corpora, contents)}", contents
+    return f"{own.kind}-{fingerprint(own, corpora, contents)}", contents
+
+
+def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
+    """Returns 20 hexadecimal digits of all that the dataset depends on: files and settings."""
+    files = {
+        split: [[(contents[path], is_gzip(path)) for path in paths] for paths in corpus.rows]
+        for split, corpus in found.items()
+    }
+    read = {split: (corpus.form, corpus.fields) for split, corpus in found.items()}
+    for split, corpus in found.items():
+        if corpus.header or corpus.quoted:  # others keep the fingerprint that they always had
+            read[split] += (corpus.header, corpus.quoted, corpus.columns)
+    how = (own_text.FORMAT, own.kind, own.labels, own.longest_line, own.faults)
+    return hashlib.sha256(json.dumps((how, read, files), sort_keys=True).encode()).hexdigest()[:20]
 
 
 def locales_of(pair: str) -> tuple[str, str]:
