@@ -25,6 +25,7 @@ HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
 # Examples of `cldr_language` for each kind in each locale. In total 2,000 for validation, 2,000
 # for test and 47,000 for training.
 OF_A_LANGUAGE = {"validation": 16, "test": 16, "train": 376}
+MOST_LABELS = 10_000
 
 
 class _SameBytesWriter(writer.ExampleWriter):
@@ -266,7 +267,7 @@ def own_texts(
     if (folder / "dataset_info.json").exists():
         return tfds.builder_from_directory(folder), contents
     if own.kind == "labelled_text":
-        labels = own.labels or own_text.label_names(corpora)
+        labels = own.labels or label_names(corpora)
         corpora = {
             split: dataclasses.replace(corpus, labels=labels) for split, corpus in corpora.items()
         }
@@ -274,6 +275,40 @@ def own_texts(
     return TextFiles(
         own, corpora, config=config, data_dir=root, file_format="array_record"
     ), contents
+
+
+def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
+    """Returns the labels of the training split, sorted.
+
+    Raises:
+      InputError: there is no training split, or it has fewer than 2 or over MOST_LABELS labels.
+    """
+    if "train" not in found:
+        raise InputError(
+            "config.data.train_files: labelled_text takes its labels from these files, and none "
+            "are set; set them."
+        )
+    labels, faults, path = set(), [], found["train"].rows[0][0]
+    for example in found["train"]:
+        if example.texts is not None:
+            labels.add(example.texts[found["train"].fields.index(LABEL)])
+        elif not faults:
+            faults += example.faults
+        if len(labels) > MOST_LABELS:
+            raise InputError(
+                f"{path}: over {MOST_LABELS:,} different labels; put the label first, then the "
+                "text."
+            )
+    if len(labels) < 2:
+        first = [
+            f"; the first malformed line has {fault.sort} at {fault.where} ({fault.what})"
+            for fault in faults
+        ]
+        raise InputError(
+            f"{path}: expected two labels or more, got "
+            f"{', '.join(labels) or 'none'}{''.join(first)}."
+        )
+    return tuple(sorted(labels))
 
 
 def identify(own: OwnText, corpora: Mapping[str, Corpus], root: Path) -> tuple[str, dict[str, str]]:

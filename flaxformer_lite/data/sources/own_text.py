@@ -7,6 +7,7 @@ import glob
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import time
@@ -31,7 +32,6 @@ SIDES = ("source", "target")  # the default names of the two sides of a translat
 NAME = re.compile(r"[\w.@-]+")
 TAKEN = (LABEL, "kind")  # reserved names of features
 FORMAT = 2  # raise it with every change that alters the dataset made from the same files
-MOST_LABELS = 10_000
 SETTLED = 2.0  # seconds without a change, after which any later change alters a file's times
 
 
@@ -86,24 +86,34 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
         found[split] = _corpus(own, rows, _form(field, rows, allowed, quoted=own.quoted))
     if own.kind == "parallel_text":
         _check_same_languages(found)
+    _warn(own, found)
     return found
 
 
+def _warn(own: OwnText, found: Mapping[str, Corpus]) -> None:
+    """Warns once of a header, and once of quotes, that the config does not tell of."""
+    notices: dict[str, str] = {}
+    for corpus in found.values():
+        if corpus.form in DELIMITERS and None in (own.header, own.quoted):
+            path, pair = corpus.rows[0][0], own.kind == "parallel_text"
+            with contextlib.closing(text_files.lines(path, longest=own.longest_line)) as lines:
+                head = list(itertools.islice(lines, tables.LOOKED_AT))
+            notices = tables.notices(path, head, corpus.form, own.names, languages=pair) | notices
+    for field, notice in notices.items():
+        if getattr(own, field) is None:
+            logging.warning("config.data.%s: %s", field, notice)
+
+
 def _corpus(own: OwnText, rows: tuple[tuple[str, ...], ...], form: str) -> Corpus:
-    """Returns the files of a split; warns of a header and quotes that the config does not tell."""
-    path = rows[0][0]
+    """Returns the files of a split."""
     header, quoted = (
         form in DELIMITERS and (form == "csv" if given is None else given)
         for given in (own.header, own.quoted)
     )
-    keys = text_files.keys(path, form, quoted=quoted) if header or form == "jsonl" else None
+    keys = text_files.keys(rows[0][0], form, quoted=quoted) if header or form == "jsonl" else None
     fields = _fields(own, rows, form, keys)
     # two columns may have other names than the two languages, as the suffixes of files may
     renamed = header and own.kind == "parallel_text" and len(keys) == 2 and not {*keys} & {*fields}
-    if form in DELIMITERS and None in (own.header, own.quoted):
-        with contextlib.closing(text_files.lines(path, longest=own.longest_line)) as lines:
-            head = list(itertools.islice(lines, tables.LOOKED_AT))
-        tables.warn(path, head, form, own.names or fields, header=own.header, quoted=own.quoted)
     columns = keys if renamed else ()
     return Corpus(rows, form, fields, own.longest_line, None, header, quoted, columns)
 
@@ -236,11 +246,11 @@ def _sides(
     suffixes = {tuple(map(_suffix, paths)) for paths in rows}
     of_files = suffixes.pop() if form == "lines" and len(suffixes) == 1 else ()
     found = of_files if keys is None else keys
-    same_names = set(found) == set(own.names)
+    same_names = sorted(found) == sorted(own.names)
     if form == "lines" and not same_names:
         _check_order(own.names, rows[0])
     names = found if not own.names or same_names else own.names
-    if keys is not None and len(names) != 2:
+    if keys is not None and not (len(names) == len(set(names)) == 2 and all(names)):
         what = "columns" if form in DELIMITERS else "keys"
         raise InputError(
             f"the first line of {rows[0][0]} has the {what} {', '.join(found) or 'none'}; name the "
@@ -280,40 +290,6 @@ def _check_same_languages(found: Mapping[str, Corpus]) -> None:
         raise InputError(
             f"{listed}; name the two sides, such as ('en', 'de').", where="config.data.languages"
         )
-
-
-def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
-    """Returns the labels of the training split, sorted.
-
-    Raises:
-      InputError: there is no training split, or it has fewer than 2 or over MOST_LABELS labels.
-    """
-    if "train" not in found:
-        raise InputError(
-            "config.data.train_files: labelled_text takes its labels from these files, and none "
-            "are set; set them."
-        )
-    labels, faults, path = set(), [], found["train"].rows[0][0]
-    for example in found["train"]:
-        if example.texts is not None:
-            labels.add(example.texts[found["train"].fields.index(LABEL)])
-        elif not faults:
-            faults += example.faults
-        if len(labels) > MOST_LABELS:
-            raise InputError(
-                f"{path}: over {MOST_LABELS:,} different labels; put the label first, then the "
-                "text."
-            )
-    if len(labels) < 2:
-        first = [
-            f"; the first malformed line has {fault.sort} at {fault.where} ({fault.what})"
-            for fault in faults
-        ]
-        raise InputError(
-            f"{path}: expected two labels or more, got "
-            f"{', '.join(labels) or 'none'}{''.join(first)}."
-        )
-    return tuple(sorted(labels))
 
 
 def digests(found: Mapping[str, Corpus], record: Path) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Tables, .tsv and .csv: their records, and a header or quotes that nobody has declared."""
 
 import csv
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -79,7 +78,7 @@ def header(path: str, record: Record | None) -> tuple[str, ...]:
     """
     columns = "nothing" if record is None else record.columns
     names = () if isinstance(columns, str) else tuple(column.strip() for column in columns)
-    if not names or not all(names):
+    if not any(names):
         got = columns if isinstance(columns, str) else ", ".join(map(ascii, columns))
         raise InputError(
             f"{path}:1: expected a header, the names of the columns, got {got or 'an empty line'}; "
@@ -99,44 +98,38 @@ def check_header(path: str, names: Sequence[str], wanted: Sequence[str]) -> None
             )
 
 
-def warn(path: str, head: Sequence[bytes], form: str, names: Sequence[str], **given: bool | None):
-    """Logs a warning of what the first lines of a file seem to be, if the config does not say it.
+def notices(
+    path: str, head: Sequence[bytes], form: str, names: Sequence[str], *, languages: bool
+) -> dict[str, str]:
+    """Returns what a file seems to be, as a warning for each field, 'header' and 'quoted'.
 
     Args:
       head: the first LOOKED_AT lines.
-      names: of the fields, from the config or the header.
-      given: `data.header` and `data.quoted`.
+      names: of the texts, in the config.
+      languages: whether the columns are two languages, which may have any names.
     """
-    first = next(records(head, form, quoted=form == "csv"), None)
+    found, first = {}, next(records(head, form, quoted=form == "csv"), None)
     columns = [] if first is None or isinstance(first.columns, str) else first.columns
-    known = looks_like_header(columns, names, languages="label" not in names)
-    is_header = form == "csv"
-    if given["header"] is None and columns and known != is_header:
-        logging.warning(
-            "config.data.header: %s:1 (%s) %s; set data.header=%s, or %s if %s.",
-            path,
-            ", ".join(columns)[:80],
-            "is taken for the names of the columns"
-            if is_header
-            else "looks like the names of columns, and is read as an example",
-            *(
-                ("False if it is an example", "True", "it names them")
-                if is_header
-                else ("True if it names them", "False", "it is an example")
-            ),
+    where = f"{path}:1 ({', '.join(columns)[:80]})"
+    is_known = looks_like_header(columns, names, languages=languages)
+    if form == "tsv" and is_known:
+        found["header"] = (
+            f"{where} looks like the names of columns, and is read as an example; set "
+            "data.header=True if it names them, or False if it is an example."
         )
-    if given["quoted"] is None and form == "tsv":
-        number, count = quoted_lines(head)
-        if count:
-            logging.warning(
-                "config.data.quoted: %s:%s and %s more of the first %s lines have fields in the "
-                "quotes of a spreadsheet, which stay in the texts; set data.quoted=True to remove "
-                "them, or False if they belong to the texts.",
-                path,
-                f"{number:,}",
-                f"{count - 1:,}",
-                f"{len(head):,}",
-            )
+    if form == "csv" and languages and columns and not is_known:
+        found["header"] = (
+            f"{where} is read as the names of the columns; set data.header=False if it is an "
+            "example, or True if it names them."
+        )
+    number, count = quoted_lines(head) if form == "tsv" else (0, 0)
+    if count:
+        found["quoted"] = (
+            f"{path}:{number:,} and {count - 1:,} more of the first {len(head):,} lines have "
+            "fields in the quotes of a spreadsheet, which stay in the texts; set data.quoted=True "
+            "to remove them, or False if they belong to the texts."
+        )
+    return found
 
 
 def looks_like_header(columns: Sequence[str], names: Sequence[str], *, languages: bool) -> bool:
