@@ -142,6 +142,7 @@ def test_a_quote_that_is_never_closed_is_a_fault_at_its_first_line():
         ("en,\n", {}, r"config\.data\.languages: .* has the columns en, ; name the two"),
         ("en,en\n", {}, r"config\.data\.languages: .* has the columns en, en; name the two"),
         ("a,b,c\n", {}, r"config\.data\.languages: .* has the columns a, b, c; name the two"),
+        ("Hi you,Hallo\n", {}, r"config\..* columns Hi you, Hallo; .* data\.header=False if it is"),
         ("a,b,c\n", dict(names=("a", "x")), r"a\.csv:1: the header has no column 'x', but a, b"),
         ("en,de,en\n", dict(names=("en", "de")), r"a\.csv:1: the header has 2 columns 'en', but"),
         ("a,text\n", dict(kind="labelled_text"), r"a\.csv:1: the header has no column 'label'"),
@@ -172,6 +173,7 @@ TAKEN = r"config\.data\.header: a\.csv:1 \(Hello, Hallo\) is read as the names o
         ("a.tsv", "text\tlabel\n", dict(kind="labelled_text"), [HEADER.format(".*", ".*")]),
         ("a.tsv", "tok\tsim\n", dict(names=("sim", "tok")), [HEADER.format(".*", "tok, sim")]),
         ("a.tsv", 'a\tb\n"say ""c"""\td\n' * 600, {}, [QUOTES.format(2, 499, "1,000")]),
+        ("a.tsv", b"\xff\ten\tde\n", {}, [HEADER.format(r"a\.tsv", r"\?, en, de")]),
         ("a.csv", "Hello,Hallo\n", {}, [TAKEN]),
         ("a.csv", "Hello,Hallo\n", dict(names=("en", "de")), [TAKEN]),
         # what the config says, and what is no sign
@@ -179,6 +181,7 @@ TAKEN = r"config\.data\.header: a\.csv:1 \(Hello, Hallo\) is read as the names o
         ("a.tsv", 'en\tde\n"a, b"\tc\n', dict(header=True, quoted=True), []),
         ("a.tsv", '"Yes, sir", he said.\tx\n"Yes, sir"\ty\n', {}, []),
         ("a.tsv", '"Yes"\tx\n5" disk\ty\n', {}, []),
+        ("a.tsv", '"Yes, sir"\tx\n' + "y\tz\n" * 100, {}, []),  # 1 of 101
         ("a.tsv", "en\ten\n", {}, []),
         ("a.tsv", "en\tbad\n", dict(kind="labelled_text"), []),
         ("a.tsv", "Hello\tHallo\n", {}, []),

@@ -250,11 +250,15 @@ def _sides(
     if form == "lines" and not same_names:
         _check_order(own.names, rows[0])
     names = found if not own.names or same_names else own.names
-    if keys is not None and not (len(names) == len(set(names)) == 2 and all(names)):
-        what = "columns" if form in DELIMITERS else "keys"
+    is_table = form in DELIMITERS
+    if keys is not None and not (
+        len(names) == len(set(names)) == 2
+        and all(NAME.fullmatch(name) if is_table else name for name in names)
+    ):
         raise InputError(
-            f"the first line of {rows[0][0]} has the {what} {', '.join(found) or 'none'}; name the "
-            "two to translate between.",
+            f"the first line of {rows[0][0]} has the {'columns' if is_table else 'keys'} "
+            f"{', '.join(found) or 'none'}; name the two to translate between"
+            f"{', or set data.header=False if it is an example' if is_table else ''}.",
             where="config.data.languages",
         )
     names = names if len(set(names)) == 2 and all(names) else SIDES

@@ -110,7 +110,8 @@ def notices(
     """
     found, first = {}, next(records(head, form, quoted=form == "csv"), None)
     columns = [] if first is None or isinstance(first.columns, str) else first.columns
-    where = f"{path}:1 ({', '.join(columns)[:80]})"
+    words = ", ".join(columns)[:80].encode(errors="replace").decode()  # without surrogates
+    where = f"{path}:1 ({words})"
     is_known = looks_like_header(columns, names, languages=languages)
     if form == "tsv" and is_known:
         found["header"] = (
@@ -149,14 +150,14 @@ def quoted_lines(lines: Iterable[bytes]) -> tuple[int, int]:
     """Returns which lines of a TSV have fields that a spreadsheet quoted.
 
     Returns:
-      The number of the first of them, and their count; zeros if other quotes are frequent too: a
-      spreadsheet quotes every field with a quote.
+      The number of the first of them, and their count; zeros if they are below 1 % of the lines, or
+      other quotes are frequent too: a spreadsheet quotes every field with a quote.
     """
-    first = found = others = 0
+    first = found = others = number = 0
     for number, line in enumerate(lines, start=1):
         fields = [field for field in line.decode(errors="replace").split("\t") if '"' in field]
         inner = [field[1:-1] for field in fields if re.fullmatch('"(?:[^"]|"")+"', field)]
         others += len(fields) - len(inner)
         if any("," in text or '""' in text for text in inner):
             first, found = first or number, found + 1
-    return (first, found) if others * 10 <= found else (0, 0)
+    return (first, found) if max(others * 10, number / 100) <= found else (0, 0)
