@@ -209,7 +209,7 @@ def _check_own_text(config: Config, given: Set[str]) -> None:
 def _check_tables(data: DataConfig) -> None:
     """Raises InputError if no file can have the header or the quotes of the config."""
     files = (*data.train_files, *data.validation_files, *data.test_files)
-    suffixes = [os.path.basename(without_suffix(name)).rpartition(".")[2] for name in files]
+    suffixes = [os.path.basename(without_suffix(name)).rpartition(".")[2].lower() for name in files]
     forms = ("tsv",) if data.quoted is False else ("tsv", "csv")
     for name in ("header", "quoted"):
         is_possible = any(each in forms or set("*?[") & set(each) for each in suffixes)

@@ -37,7 +37,7 @@ def read(content, name="a.csv", **options):
     return corpus, list(corpus)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "A.CSV"])
 def test_a_csv_is_read_by_its_header_with_quotes_as_a_spreadsheet_writes_them(name):
     content = b'\xef\xbb\xbf"en",,de\r\n"hello, you",1,"say ""hallo"", du"\r\none,"a\r\nb",eins\r\n'
     corpus, examples = read(content, name, names=("de", "en"))
@@ -139,6 +139,7 @@ def test_a_quote_that_is_never_closed_is_a_fault_at_its_first_line():
         (",\n", {}, r"a\.csv:1: expected a header, .*got '', '';"),
         ("\n", {}, r"a\.csv:1: expected a header, .*got an empty line;"),
         ('"en,de\n', {}, r"a\.csv:1: expected a header, .*got unexpected end of data;"),
+        ("en;de\n", {}, r"a\.csv:1: expected commas between the columns of a \.csv, .*'en;de'"),
         ("en,\n", {}, r"config\.data\.languages: .* has the columns en, ; name the two"),
         ("en,en\n", {}, r"config\.data\.languages: .* has the columns en, en; name the two"),
         ("a,b,c\n", {}, r"config\.data\.languages: .* has the columns a, b, c; name the two"),
@@ -153,6 +154,20 @@ def test_a_header_that_does_not_name_the_columns_is_refused_with_what_it_has(
 ):
     with pytest.raises(InputError, match=rf"^{words}"):
         read(content, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "form"),
+    [
+        ("A.TSV", "parallel_text", "tsv"),
+        ("A.JsonL", "labelled_text", "jsonl"),
+        ("A.CSV", "plain_text", "csv"),
+        ("A.TSV", "plain_text", "lines"),
+        ("A.JSONL", "plain_text", "lines"),
+    ],
+)
+def test_names_in_capitals_are_of_the_same_form_where_they_were_not_plain_lines(name, kind, form):
+    assert read("text\n", name, kind=kind)[0].form == form
 
 
 HEADER = r"config\.data\.header: {}:1 \({}\) looks like the names of columns, and is read as an"

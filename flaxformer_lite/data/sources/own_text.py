@@ -200,7 +200,10 @@ def _form(
     """Returns the form of the files by their suffixes; a .csv without quotes is plain lines."""
     suffixes = {_suffix(path): path for paths in rows for path in paths}
     known = ("tsv", "jsonl") if quoted is False else ("tsv", "csv", "jsonl")
-    forms = {suffix if suffix in known else "lines" for suffix in suffixes}
+    # .TSV and .JSONL may be lines where these are allowed, as they always were
+    exact = ("tsv", "jsonl") if "lines" in allowed else ()
+    names = {suffix if suffix.lower() in exact else suffix.lower() for suffix in suffixes}
+    forms = {name if name in known else "lines" for name in names}
     if len(forms) > 1 or not forms <= set(allowed):
         words = {
             "lines": "plain lines (any other name)",

@@ -71,10 +71,10 @@ def records(
 
 
 def header(path: str, record: Record | None) -> tuple[str, ...]:
-    """Returns the names of the columns in the first record of a file.
+    """Returns the names of the columns in the first record of a file; None: it has no record.
 
     Raises:
-      InputError: the record does not name columns; None: there is none.
+      InputError: the record does not name columns, or separates them by another character.
     """
     columns = "nothing" if record is None else record.columns
     names = () if isinstance(columns, str) else tuple(column.strip() for column in columns)
@@ -83,6 +83,11 @@ def header(path: str, record: Record | None) -> tuple[str, ...]:
         raise InputError(
             f"{path}:1: expected a header, the names of the columns, got {got or 'an empty line'}; "
             "mend it, or set data.header=False if it is an example."
+        )
+    if len(names) == 1 and re.search("[,;\t]", names[0]):
+        raise InputError(
+            f"{path}:1: expected commas between the columns of a .csv, and tabs in a .tsv, got "
+            f"{names[0]!a}; save it with these, or set data.header=False if it is an example."
         )
     return names
 
