@@ -1,6 +1,7 @@
 """Refuses a config whose fields contradict each other or have no effect; names the field."""
 
 import math
+import os
 from collections.abc import Set
 
 from flaxformer_lite.fields import (
@@ -9,10 +10,12 @@ from flaxformer_lite.fields import (
     PRODUCT_POSITIONS,
     READ_IF,
     Config,
+    DataConfig,
     DecodeConfig,
     ModelConfig,
     TrainConfig,
 )
+from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 
 
@@ -196,10 +199,25 @@ def _check_own_text(config: Config, given: Set[str]) -> None:
                 f"config.data.{name}: applies only to custom text: {', '.join(OWN_TEXT)}; leave "
                 "it unset."
             )
+    _check_tables(data)
     if data.languages and (len(data.languages) != 2 or data.languages[0] == data.languages[1]):
         raise InputError(
             f"config.data.languages: expected two different names, or (), got {data.languages}."
         )
+
+
+def _check_tables(data: DataConfig) -> None:
+    """Raises InputError if no file can have the header or the quotes of the config."""
+    files = (*data.train_files, *data.validation_files, *data.test_files)
+    suffixes = [os.path.basename(without_suffix(name)).rpartition(".")[2].lower() for name in files]
+    forms = ("tsv",) if data.quoted is False else ("tsv", "csv")
+    for name in ("header", "quoted"):
+        is_possible = any(each in forms or set("*?[") & set(each) for each in suffixes)
+        if getattr(data, name) and not is_possible:
+            raise InputError(
+                f"config.data.{name}: applies only to custom text in {' and '.join(forms)} files; "
+                "leave it unset."
+            )
 
 
 def _check_normalization(config: Config) -> None:

@@ -84,7 +84,7 @@ class DataConfig:
 
     # a TFDS dataset, name/config, that suits model.architecture; or one of OWN_TEXT
     dataset: str = "cldr_translate/en-de"
-    # custom text: 2 files with a sentence a line, or 1 of TSV or JSONL; globs allowed
+    # custom text: 2 files with a sentence a line, or 1 of TSV, CSV or JSONL; globs allowed
     train_files: tuple[str, ...] = ()
     # as train_files
     validation_files: tuple[str, ...] = ()
@@ -94,6 +94,10 @@ class DataConfig:
     faults: str = "refuse"
     # custom text: a line of more bytes is malformed
     longest_line: int = 100_000
+    # .tsv, .csv: line 1 names the columns; None: of .csv, and a warning if a file looks otherwise
+    header: bool | None = None
+    # .tsv, .csv: fields may be in quotes; False: never, a .csv is plain lines; None: as `header`
+    quoted: bool | None = None
     # translation: language to translate from; None: the first in the dataset's name
     source_language: str | None = None
     # translation: the 2 languages, or their feature names; (): as the dataset defines them

@@ -97,7 +97,7 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
       The config with the number of classes, the device mesh, and the dataset, not prepared yet.
     """
     multihost.check_config(config)
-    config = _with_normalization(config, workdir)
+    config = _with_old_reading(config, workdir)
     mesh = meshes.make_mesh(config.parallel.data, config.parallel.fsdp, config.parallel.tensor)
     accumulate = config.optim.accumulate_steps
     meshes.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
@@ -108,12 +108,15 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
     return config, mesh, dataset
 
 
-def _with_normalization(config: Config, workdir: Path) -> Config:
-    """Returns the config with the normalisation of the run, or its default for a new run."""
-    kind = normalization.chosen(config)
-    if config.data.normalization is None and workdir_lib.has_run(workdir):
-        kind = workdir_lib.read_config(workdir).data.normalization or "none"
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, normalization=kind))
+def _with_old_reading(config: Config, workdir: Path) -> Config:
+    """Returns the config with the normalisation and the quotes of the run, if it sets neither."""
+    data, kind = config.data, normalization.chosen(config)
+    if workdir_lib.has_run(workdir):
+        old = workdir_lib.read_config(workdir).data
+        kind = data.normalization or old.normalization or "none"
+        if data.quoted is None and old.quoted is False:
+            data = dataclasses.replace(data, quoted=False)
+    return dataclasses.replace(config, data=dataclasses.replace(data, normalization=kind))
 
 
 def set_up(

@@ -175,6 +175,8 @@ def _own_text(
         labels=label_names and tuple(label_names),
         longest_line=data.longest_line,
         faults=data.faults,
+        header=data.header,
+        quoted=data.quoted,
         beside=beside and absolute(beside),
     )
 

@@ -32,6 +32,8 @@ from flaxformer_lite.system.storage import (
 
 TRAIN_LINE = b'"split": "train"'
 RETRIES = 9  # of creating a folder that another process may remove
+# of `data`: how a run before these fields reads its texts
+OF_OLD_RUNS = {"normalization": "none", "quoted": False}
 LOCK_TIMEOUT = 120.0  # seconds that a training waits for another one in its folder
 
 
@@ -157,7 +159,8 @@ def read_config(path: Path) -> Config:
         )
     try:
         saved = json.loads(file.read_text())
-        saved["data"].setdefault("normalization", "none")  # of a run before this field
+        for name, value in OF_OLD_RUNS.items():
+            saved["data"].setdefault(name, value)
         return config_lib.resolve(saved)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         reason = getattr(error, "strerror", None) or error

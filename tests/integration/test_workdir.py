@@ -13,11 +13,20 @@ from pathlib import Path
 import pytest
 import runs
 
-from flaxformer_lite.config import MAY_DIFFER_ON_RESUME, Config, differences, to_dict
+from flaxformer_lite import train
+from flaxformer_lite.config import (
+    MAY_DIFFER_ON_RESUME,
+    Config,
+    DataConfig,
+    ModelConfig,
+    differences,
+    to_dict,
+)
 from flaxformer_lite.lines import line_job, line_windows
 from flaxformer_lite.runs import workdir
 from flaxformer_lite.runs.metrics_log import MetricsWriter
 from flaxformer_lite.system import storage
+from flaxformer_lite.system.errors import InputError
 
 
 def changed(section: str, **fields) -> Config:
@@ -33,6 +42,26 @@ def test_the_saved_config_is_read_back(tmp_path):
     assert workdir.read_config(tmp_path / "a" / "run") == config
     assert json.loads(paths.config.read_text()) == json.loads(json.dumps(to_dict(config)))
     assert sorted(path.name for path in paths.path.iterdir()) == ["config.json", "samples"]
+
+
+def test_a_csv_of_a_run_from_before_tables_were_read_is_still_plain_lines(tmp_path):
+    file, run = tmp_path / "a.csv", tmp_path / "run"
+    file.write_text('"one, two"\nthree\n')
+    data = DataConfig(dataset="plain_text", train_files=(str(file),), validation_split="train[:1]")
+    config = Config(model=ModelConfig(architecture="decoder_lm"), data=data)
+    with pytest.raises(
+        InputError, match=r"a\.csv:1: the header has no column 'text', but one, two"
+    ):
+        train.check(config, run)[2].prepare()
+    paths = workdir.create(run, config)
+    saved = json.loads(paths.config.read_text())
+    for name in ("header", "quoted", "normalization"):
+        del saved["data"][name]
+    paths.config.write_text(json.dumps(saved))
+    found, _, dataset = train.check(config, run)
+    dataset.prepare()
+    assert found == workdir.read_config(run) and found.data.quoted is False
+    assert dataset.read("train").target == ['"one, two"', "three"]
 
 
 def test_check_creates_nothing(tmp_path):

@@ -39,6 +39,8 @@ OPTIONAL = {
     "model.d_head": 67,
     "model.attention_window": 11,
     "model.num_classes": 5,
+    "data.header": True,
+    "data.quoted": True,
     "data.source_language": "de",
     "data.validation_dataset": "wmt13_translate/de-en",
     "data.test_dataset": "wmt15_translate/de-en",
@@ -75,6 +77,8 @@ def in_effect(name, value):
         fields |= {"model.decoder": "masked", "decode.method": "mask_predict"}
     if name in ("data.faults", "data.longest_line"):
         fields |= {"data.dataset": "plain_text", "data.train_files": ("a.txt",)}
+    if name in ("data.header", "data.quoted"):
+        fields |= {"data.dataset": "parallel_text", "data.train_files": ("a.tsv",)}
     return nested(**{field.replace(".", "__"): value for field, value in fields.items()})
 
 
@@ -498,6 +502,27 @@ def test_every_field_with_a_rule_exists(names):
             "applies only to custom text: parallel_text",
         ),
         (
+            dict(data__header=True),
+            "data.header",
+            "applies only to custom text in tsv and csv files",
+        ),
+        (
+            dict(
+                data__dataset="parallel_text",
+                data__train_files=("a.csv.gz",),
+                data__header=True,
+                data__quoted=False,
+            ),
+            "data.header",
+            "applies only to custom text in tsv files",
+        ),
+        (
+            dict(data__dataset="plain_text", data__train_files=("csv/a.*/b.tsv.en",))
+            | dict(data__quoted=True),
+            "data.quoted",
+            "applies only to custom text in tsv and csv files",
+        ),
+        (
             dict(data__languages=("en",)),
             "data.languages",
             "expected two different names, or (), got ('en',)",
@@ -552,6 +577,13 @@ def test_fields_that_contradict_each_other_are_refused_with_the_name_of_one(fiel
             data__faults="drop",
         ),
         dict(data__languages=("de", "en")),
+        dict(
+            data__dataset="parallel_text",
+            data__train_files=("a.csv.gz",),
+            data__header=True,
+            data__quoted=True,
+        ),
+        dict(data__dataset="plain_text", data__train_files=("a/*",), data__header=True),
     ],
 )
 def test_fields_that_do_not_contradict_each_other_are_accepted(fields):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from flaxformer_lite.data.sources import own_text
+from flaxformer_lite.data.sources import builders, own_text
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.fields import OWN_TEXT
 
@@ -32,7 +32,7 @@ def own(kind="parallel_text", *, names=(), labels=None, **files):
 
 def identity(text, record):
     corpora = own_text.corpora(text)
-    return own_text.fingerprint(text, corpora, own_text.digests(corpora, record))
+    return builders.fingerprint(text, corpora, own_text.digests(corpora, record))
 
 
 def test_the_kinds_are_those_of_the_config():
@@ -191,7 +191,7 @@ def test_splits_may_have_different_forms_and_orders_of_the_same_languages(here):
             "parallel_text",
             (),
             {"train": ("a.en",)},
-            r"train_files: expected columns \(\.tsv\) or JSON Lines .*got a\.en",
+            r"train_files: expected columns \(\.tsv\) or a table \(\.csv\) or JSON .*got a\.en",
         ),
         (
             "parallel_text",
@@ -295,11 +295,11 @@ def test_labels_are_the_sorted_ones_of_well_formed_lines_in_the_training_split(h
         here, a__tsv="b\tone\n\na\ttwo\nb\tthree\n\ud7ff\t \n10\tfour\n9\tfive", b__tsv="other\tone"
     )
     found = own_text.corpora(own("labelled_text", train=("a.tsv",), test=("b.tsv",)))
-    assert own_text.label_names(found) == ("10", "9", "a", "b")
+    assert builders.label_names(found) == ("10", "9", "a", "b")
     with pytest.raises(
         ValueError, match=r"^config\.data\.train_files: labelled_text takes its labels"
     ):
-        own_text.label_names({"test": found["test"]})
+        builders.label_names({"test": found["test"]})
 
 
 @pytest.mark.parametrize(
@@ -317,15 +317,15 @@ def test_labels_are_the_sorted_ones_of_well_formed_lines_in_the_training_split(h
 def test_fewer_than_2_labels_are_refused_with_the_first_malformed_line(here, text, words):
     write(here, a__tsv=text)
     with pytest.raises(ValueError, match=rf"^a\.tsv: .*{words}"):
-        own_text.label_names(own_text.corpora(own("labelled_text", train=("a.tsv",))))
+        builders.label_names(own_text.corpora(own("labelled_text", train=("a.tsv",))))
 
 
 def test_over_10_000_labels_are_refused(here):
-    write(here, a__tsv="".join(f"text {i}\tlabel\n" for i in range(own_text.MOST_LABELS + 1)))
+    write(here, a__tsv="".join(f"text {i}\tlabel\n" for i in range(builders.MOST_LABELS + 1)))
     with pytest.raises(
         ValueError, match=r"^a\.tsv: over 10,000 different labels; put the label first"
     ):
-        own_text.label_names(own_text.corpora(own("labelled_text", train=("a.tsv",))))
+        builders.label_names(own_text.corpora(own("labelled_text", train=("a.tsv",))))
 
 
 def test_a_fingerprint_changes_if_and_only_if_the_examples_do(here, tmp_path):

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -16,12 +18,14 @@ from flaxformer_lite.data.sources import own_text, text_files
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.sources.preparation import REPORT, data_root, root_of
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
+from flaxformer_lite.system.compressed import is_gzip
 from flaxformer_lite.system.errors import InputError
 
 HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
 # Examples of `cldr_language` for each kind in each locale. In total 2,000 for validation, 2,000
 # for test and 47,000 for training.
 OF_A_LANGUAGE = {"validation": 16, "test": 16, "train": 376}
+MOST_LABELS = 10_000
 
 
 class _SameBytesWriter(writer.ExampleWriter):
@@ -263,7 +267,7 @@ def own_texts(
     if (folder / "dataset_info.json").exists():
         return tfds.builder_from_directory(folder), contents
     if own.kind == "labelled_text":
-        labels = own.labels or own_text.label_names(corpora)
+        labels = own.labels or label_names(corpora)
         corpora = {
             split: dataclasses.replace(corpus, labels=labels) for split, corpus in corpora.items()
         }
@@ -273,10 +277,58 @@ def own_texts(
     ), contents
 
 
+def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
+    """Returns the labels of the training split, sorted.
+
+    Raises:
+      InputError: there is no training split, or it has fewer than 2 or over MOST_LABELS labels.
+    """
+    if "train" not in found:
+        raise InputError(
+            "config.data.train_files: labelled_text takes its labels from these files, and none "
+            "are set; set them."
+        )
+    labels, faults, path = set(), [], found["train"].rows[0][0]
+    for example in found["train"]:
+        if example.texts is not None:
+            labels.add(example.texts[found["train"].fields.index(LABEL)])
+        elif not faults:
+            faults += example.faults
+        if len(labels) > MOST_LABELS:
+            raise InputError(
+                f"{path}: over {MOST_LABELS:,} different labels; put the label first, then the "
+                "text."
+            )
+    if len(labels) < 2:
+        first = [
+            f"; the first malformed line has {fault.sort} at {fault.where} ({fault.what})"
+            for fault in faults
+        ]
+        raise InputError(
+            f"{path}: expected two labels or more, got "
+            f"{', '.join(labels) or 'none'}{''.join(first)}."
+        )
+    return tuple(sorted(labels))
+
+
 def identify(own: OwnText, corpora: Mapping[str, Corpus], root: Path) -> tuple[str, dict[str, str]]:
     """Returns the config's name for these files, and their digests, cached in a file in `root`."""
     contents = own_text.digests(corpora, root / f".{TextFiles.name}.json")
-    return f"{own.kind}-{own_text.fingerprint(own, corpora, contents)}", contents
+    return f"{own.kind}-{fingerprint(own, corpora, contents)}", contents
+
+
+def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
+    """Returns 20 hexadecimal digits of all that the dataset depends on: files and settings."""
+    files = {
+        split: [[(contents[path], is_gzip(path)) for path in paths] for paths in corpus.rows]
+        for split, corpus in found.items()
+    }
+    read = {split: (corpus.form, corpus.fields) for split, corpus in found.items()}
+    for split, corpus in found.items():
+        if corpus.header or corpus.quoted:  # others keep the fingerprint that they always had
+            read[split] += (corpus.header, corpus.quoted, corpus.columns)
+    how = (own_text.FORMAT, own.kind, own.labels, own.longest_line, own.faults)
+    return hashlib.sha256(json.dumps((how, read, files), sort_keys=True).encode()).hexdigest()[:20]
 
 
 def locales_of(pair: str) -> tuple[str, str]:

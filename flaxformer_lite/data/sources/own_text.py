@@ -7,30 +7,31 @@ import glob
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from flaxformer_lite.data.sources import text_files
+from flaxformer_lite.data.sources import tables, text_files
+from flaxformer_lite.data.sources.tables import DELIMITERS
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
-from flaxformer_lite.system.compressed import is_gzip, without_suffix
+from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import expanded
 
 # For each kind of dataset, the allowed forms of (a pair of files, one file).
 FORMS = {
-    "parallel_text": (("lines",), ("tsv", "jsonl")),
-    "plain_text": ((), ("lines", "jsonl")),
-    "labelled_text": ((), ("tsv", "jsonl")),
+    "parallel_text": (("lines",), ("tsv", "csv", "jsonl")),
+    "plain_text": ((), ("lines", "csv", "jsonl")),
+    "labelled_text": ((), ("tsv", "csv", "jsonl")),
 }
 TEXT = "text"  # the default name of a text
 SIDES = ("source", "target")  # the default names of the two sides of a translation
 NAME = re.compile(r"[\w.@-]+")
 TAKEN = (LABEL, "kind")  # reserved names of features
 FORMAT = 2  # raise it with every change that alters the dataset made from the same files
-MOST_LABELS = 10_000
 SETTLED = 2.0  # seconds without a change, after which any later change alters a file's times
 
 
@@ -45,6 +46,7 @@ class OwnText:
       labels: the names of all classes; None: the labels of the training split.
       longest_line: as `data.longest_line`.
       faults: as `data.faults`.
+      header, quoted: as `data.header` and `data.quoted`.
       beside: a folder, usually the workdir of the run; files that are not where they are named are
         looked for below its parents.
     """
@@ -56,6 +58,8 @@ class OwnText:
     longest_line: int
     faults: str
     beside: Path | None = None
+    header: bool | None = None
+    quoted: bool | None = None
 
 
 class MissingFile(InputError):
@@ -78,11 +82,40 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
                 f"{field}: {own.kind} takes {wanted}, which may be globs; got {patterns}."
             )
         rows = _paired_files(field, patterns, own.beside)
-        form = _form(field, rows, FORMS[own.kind][2 - len(rows[0])])
-        found[split] = Corpus(rows, form, _fields(own, rows, form), own.longest_line)
+        allowed = FORMS[own.kind][2 - len(rows[0])]
+        found[split] = _corpus(own, rows, _form(field, rows, allowed, quoted=own.quoted))
     if own.kind == "parallel_text":
         _check_same_languages(found)
+    _warn(own, found)
     return found
+
+
+def _warn(own: OwnText, found: Mapping[str, Corpus]) -> None:
+    """Warns once of a header, and once of quotes, that the config does not tell of."""
+    notices: dict[str, str] = {}
+    for corpus in found.values():
+        if corpus.form in DELIMITERS and None in (own.header, own.quoted):
+            path, pair = corpus.rows[0][0], own.kind == "parallel_text"
+            with contextlib.closing(text_files.lines(path, longest=own.longest_line)) as lines:
+                head = list(itertools.islice(lines, tables.LOOKED_AT))
+            notices = tables.notices(path, head, corpus.form, own.names, languages=pair) | notices
+    for field, notice in notices.items():
+        if getattr(own, field) is None:
+            logging.warning("config.data.%s: %s", field, notice)
+
+
+def _corpus(own: OwnText, rows: tuple[tuple[str, ...], ...], form: str) -> Corpus:
+    """Returns the files of a split."""
+    header, quoted = (
+        form in DELIMITERS and (form == "csv" if given is None else given)
+        for given in (own.header, own.quoted)
+    )
+    keys = text_files.keys(rows[0][0], form, quoted=quoted) if header or form == "jsonl" else None
+    fields = _fields(own, rows, form, keys)
+    # two columns may have other names than the two languages, as the suffixes of files may
+    renamed = header and own.kind == "parallel_text" and len(keys) == 2 and not {*keys} & {*fields}
+    columns = keys if renamed else ()
+    return Corpus(rows, form, fields, own.longest_line, None, header, quoted, columns)
 
 
 def _paired_files(
@@ -161,14 +194,21 @@ def _candidates(pattern: str, beside: Path | None) -> Iterator[Path]:
             yield folder.joinpath(*parts[first:])
 
 
-def _form(field: str, rows: Sequence[Sequence[str]], allowed: Sequence[str]) -> str:
-    """Returns the form of the files by their suffixes."""
+def _form(
+    field: str, rows: Sequence[Sequence[str]], allowed: Sequence[str], *, quoted: bool | None
+) -> str:
+    """Returns the form of the files by their suffixes; a .csv without quotes is plain lines."""
     suffixes = {_suffix(path): path for paths in rows for path in paths}
-    forms = {suffix if suffix in ("tsv", "jsonl") else "lines" for suffix in suffixes}
+    known = ("tsv", "jsonl") if quoted is False else ("tsv", "csv", "jsonl")
+    # .TSV and .JSONL may be lines where these are allowed, as they always were
+    exact = ("tsv", "jsonl") if "lines" in allowed else ()
+    names = {suffix if suffix.lower() in exact else suffix.lower() for suffix in suffixes}
+    forms = {name if name in known else "lines" for name in names}
     if len(forms) > 1 or not forms <= set(allowed):
         words = {
             "lines": "plain lines (any other name)",
             "tsv": "columns (.tsv)",
+            "csv": "a table (.csv)",
             "jsonl": "JSON Lines (.jsonl)",
         }
         what = "a pair of files" if len(rows[0]) == 2 else "one file or glob"
@@ -184,12 +224,17 @@ def _suffix(path: str) -> str:
     return Path(without_suffix(path)).suffix[1:]
 
 
-def _fields(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
-    """Returns the names of the texts of an example, in the order of the files or columns."""
+def _fields(
+    own: OwnText, rows: Sequence[Sequence[str]], form: str, keys: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """Returns the names of the texts of an example, in the order of the files or columns.
+
+    `keys`: those of JSON Lines or of a header; None: nothing in the files names the texts.
+    """
     if own.kind == "parallel_text":
-        return _sides(own, rows, form)
+        return _sides(own, rows, form, keys)
     names = own.names or (TEXT,)
-    if len(names) > 1 and form != "jsonl":
+    if len(names) > 1 and keys is None:
         raise InputError(
             f"config.data.text_features: {rows[0][0]} has one text a line; leave it unset."
         )
@@ -197,30 +242,31 @@ def _fields(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str
     return (LABEL, *names) if own.kind == "labelled_text" else names
 
 
-def _sides(own: OwnText, rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
+def _sides(
+    own: OwnText, rows: Sequence[Sequence[str]], form: str, keys: tuple[str, ...] | None
+) -> tuple[str, ...]:
     """Returns the names of source and target: from the config, else from the files, else SIDES."""
-    found = _names_in_files(rows, form)
-    same_names = set(found) == set(own.names)
+    suffixes = {tuple(map(_suffix, paths)) for paths in rows}
+    of_files = suffixes.pop() if form == "lines" and len(suffixes) == 1 else ()
+    found = of_files if keys is None else keys
+    same_names = sorted(found) == sorted(own.names)
     if form == "lines" and not same_names:
         _check_order(own.names, rows[0])
     names = found if not own.names or same_names else own.names
-    if form == "jsonl" and len(names) != 2:
+    is_table = form in DELIMITERS
+    if keys is not None and not (
+        len(names) == len(set(names)) == 2
+        and all(NAME.fullmatch(name) if is_table else name for name in names)
+    ):
         raise InputError(
-            f"the first line of {rows[0][0]} has the keys {', '.join(found) or 'none'}; name the "
-            "two to translate between.",
+            f"the first line of {rows[0][0]} has the {'columns' if is_table else 'keys'} "
+            f"{', '.join(found) or 'none'}; name the two to translate between"
+            f"{', or set data.header=False if it is an example' if is_table else ''}.",
             where="config.data.languages",
         )
     names = names if len(set(names)) == 2 and all(names) else SIDES
     _check_names("languages", names)
     return names
-
-
-def _names_in_files(rows: Sequence[Sequence[str]], form: str) -> tuple[str, ...]:
-    """Returns the keys of JSON Lines, or the suffixes of pairs of files if all pairs agree."""
-    if form == "jsonl":
-        return _keys(rows[0][0])
-    suffixes = {tuple(map(_suffix, paths)) for paths in rows}
-    return suffixes.pop() if form == "lines" and len(suffixes) == 1 else ()
 
 
 def _check_order(names: Sequence[str], paths: Sequence[str]) -> None:
@@ -232,15 +278,6 @@ def _check_order(names: Sequence[str], paths: Sequence[str]) -> None:
                 "the files.",
                 where="config.data.languages",
             )
-
-
-def _keys(path: str) -> tuple[str, ...]:
-    """Returns the keys of the first line of JSON Lines; empty if it is malformed."""
-    with contextlib.closing(text_files.lines(path, longest=1 << 20)) as lines:
-        try:
-            return tuple(text_files.json_object(next(lines, b"").decode()))
-        except (text_files.MalformedLine, UnicodeDecodeError):
-            return ()
 
 
 def _check_names(field: str, names: Sequence[str]) -> None:
@@ -260,40 +297,6 @@ def _check_same_languages(found: Mapping[str, Corpus]) -> None:
         raise InputError(
             f"{listed}; name the two sides, such as ('en', 'de').", where="config.data.languages"
         )
-
-
-def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
-    """Returns the labels of the training split, sorted.
-
-    Raises:
-      InputError: there is no training split, or it has fewer than 2 or over MOST_LABELS labels.
-    """
-    if "train" not in found:
-        raise InputError(
-            "config.data.train_files: labelled_text takes its labels from these files, and none "
-            "are set; set them."
-        )
-    labels, faults, path = set(), [], found["train"].rows[0][0]
-    for example in found["train"]:
-        if example.texts is not None:
-            labels.add(example.texts[found["train"].fields.index(LABEL)])
-        elif not faults:
-            faults += example.faults
-        if len(labels) > MOST_LABELS:
-            raise InputError(
-                f"{path}: over {MOST_LABELS:,} different labels; put the label first, then the "
-                "text."
-            )
-    if len(labels) < 2:
-        first = [
-            f"; the first malformed line has {fault.sort} at {fault.where} ({fault.what})"
-            for fault in faults
-        ]
-        raise InputError(
-            f"{path}: expected two labels or more, got "
-            f"{', '.join(labels) or 'none'}{''.join(first)}."
-        )
-    return tuple(sorted(labels))
 
 
 def digests(found: Mapping[str, Corpus], record: Path) -> dict[str, str]:
@@ -373,14 +376,3 @@ def _only_in(files: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
     )
     left.subtract(files[path] for path in moved)
     return [path for path in moved if left[files[path]] < 0]
-
-
-def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str, str]) -> str:
-    """Returns 20 hexadecimal digits of all that the dataset depends on: files and settings."""
-    files = {
-        split: [[(contents[path], is_gzip(path)) for path in paths] for paths in corpus.rows]
-        for split, corpus in found.items()
-    }
-    read = {split: (corpus.form, corpus.fields) for split, corpus in found.items()}
-    how = (FORMAT, own.kind, own.labels, own.longest_line, own.faults)
-    return hashlib.sha256(json.dumps((how, read, files), sort_keys=True).encode()).hexdigest()[:20]

@@ -13,6 +13,7 @@ Files may be compressed, see `system.compressed`. Only LF ends a line. There are
 """
 
 import codecs
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
+from flaxformer_lite.data.sources import tables
 from flaxformer_lite.system.compressed import (
     CONVERT,
     UNREADABLE,
@@ -79,11 +81,14 @@ class Corpus:
 
     Attributes:
       rows: files in order: each row has one file, or two files that are aligned line by line.
-      form: 'lines', one text a line; 'tsv', the texts of an example separated by tabs; 'jsonl',
-        JSON objects with the fields as keys.
+      form: 'lines', one text a line; 'tsv' and 'csv', the texts of an example separated by tabs or
+        commas; 'jsonl', JSON objects with the fields as keys.
       fields: the names of the texts of an example; LABEL is the class.
       longest_line: the limit in bytes, without the line end.
       labels: the names of all classes, in order; None: every label is valid.
+      header: of a table, whether the first line of a file names its columns.
+      quoted: of a table, whether fields may be quoted (RFC 4180).
+      columns: the names of the fields in the header; empty: those of the fields.
     """
 
     rows: tuple[tuple[str, ...], ...]
@@ -91,36 +96,87 @@ class Corpus:
     fields: tuple[str, ...]
     longest_line: int
     labels: tuple[str, ...] | None = None
+    header: bool = False
+    quoted: bool = False
+    columns: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Example]:
         """Yields all examples in order, malformed ones too.
 
         Raises:
-          InputError: a file cannot be read, or the files of a row differ in their number of lines.
+          InputError: a file cannot be read, the files of a row differ in their number of lines, or
+            a header lacks a column.
         """
+        of_row = self._of_table if self.form in tables.DELIMITERS else self._of_lines
+        return itertools.chain.from_iterable(map(of_row, self.rows))
+
+    def _of_lines(self, paths: Sequence[str]) -> Iterator[Example]:
+        """Yields the examples of files of which each has some of the fields."""
         per_file = 1 if self.form == "lines" else len(self.fields)
-        for paths in self.rows:
-            aligned = _aligned_lines(paths, longest=self.longest_line)
-            for number, lines in enumerate(aligned, start=1):
-                texts, faults = [], []
-                for i, (path, line) in enumerate(zip(paths, lines, strict=True)):
-                    try:
-                        texts += self._texts(line, self.fields[i : i + per_file])
-                    except MalformedLine as error:
-                        sort, what = error.args
-                        faults.append(Fault(sort, f"{path}:{number}", what))
-                yield Example(None, faults) if faults else Example(tuple(texts))
+        aligned = _aligned_lines(paths, longest=self.longest_line)
+        for number, lines in enumerate(aligned, start=1):
+            texts, faults = [], []
+            for i, (path, line) in enumerate(zip(paths, lines, strict=True)):
+                try:
+                    texts += self._texts(line, self.fields[i : i + per_file])
+                except MalformedLine as error:
+                    sort, what = error.args
+                    faults.append(Fault(sort, f"{path}:{number}", what))
+            yield Example(None, faults) if faults else Example(tuple(texts))
+
+    def _of_table(self, paths: Sequence[str]) -> Iterator[Example]:
+        """Yields the examples of a file of columns."""
+        (path,) = paths
+        records = tables.records(
+            lines(path, longest=self.longest_line),
+            self.form,
+            quoted=self.quoted,
+            longest=self.longest_line,
+        )
+        names, wanted = self.fields, self.columns or self.fields
+        if self.header:
+            names = tables.header(path, next(records, None))
+            tables.check_header(path, names, wanted)
+        places = [names.index(name) for name in wanted]
+        for record in records:
+            try:
+                columns = self._columns(record, names)
+                example = Example(
+                    tuple(self._checked([columns[place] for place in places], self.fields))
+                )
+            except MalformedLine as error:
+                sort, what = error.args
+                example = Example(None, [Fault(sort, f"{path}:{record.number}", what)])
+            yield example
 
     def _texts(self, line: bytes, fields: Sequence[str]) -> Sequence[str]:
         """Returns the texts of these fields in one line; raises MalformedLine."""
+        text = self._decoded(line)
+        return self._checked([text] if self.form == "lines" else _values(text, fields), fields)
+
+    def _columns(self, record: tables.Record, names: Sequence[str]) -> Sequence[str]:
+        """Returns the columns of a record; raises MalformedLine."""
+        self._decoded(record.line)
+        if isinstance(record.columns, str):
+            if b"\r" in record.line:  # Python's reader takes it for the end of a line
+                raise MalformedLine(SEPARATOR, "U+000D")
+            raise MalformedLine(COLUMNS, record.columns)
+        if len(record.columns) != len(names):
+            detail = f"{len(record.columns)}, expected {len(names)}: {', '.join(names)}"
+            raise MalformedLine(COLUMNS, detail)
+        return record.columns
+
+    def _decoded(self, line: bytes) -> str:
         if len(line) > self.longest_line:
             raise MalformedLine(TOO_LONG, f"over {self.longest_line:,} bytes")
         try:
-            text = line.decode()
+            return line.decode()
         except UnicodeDecodeError as error:
             detail = f"byte 0x{line[error.start]:02x} at byte {error.start + 1}"
             raise MalformedLine(NOT_UTF8, detail) from error
-        texts = {"lines": _whole, "tsv": _columns, "jsonl": _values}[self.form](text, fields)
+
+    def _checked(self, texts: Sequence[str], fields: Sequence[str]) -> Sequence[str]:
+        """Returns the texts, labels without white space around them; raises MalformedLine."""
         texts = [
             text.strip() if field == LABEL else text
             for field, text in zip(fields, texts, strict=True)
@@ -137,18 +193,6 @@ class Corpus:
         if self.labels is None:
             return None
         return {label: number for number, label in enumerate(self.labels)}
-
-
-def _whole(text: str, fields: Sequence[str]) -> Sequence[str]:
-    return (text,)
-
-
-def _columns(text: str, fields: Sequence[str]) -> Sequence[str]:
-    columns = text.split("\t")
-    if len(columns) != len(fields):
-        detail = f"{len(columns)}, expected {len(fields)}: {', '.join(fields)}"
-        raise MalformedLine(COLUMNS, detail)
-    return columns
 
 
 def _values(text: str, fields: Sequence[str]) -> Sequence[str]:
@@ -178,6 +222,21 @@ def json_object(text: str) -> dict:
         raise MalformedLine(NOT_JSON, f"but {type(values).__name__}")
     nested = values.get("translation")
     return nested if isinstance(nested, dict) else values
+
+
+def keys(path: str, form: str, *, quoted: bool) -> tuple[str, ...]:
+    """Returns the names in the first line of a table, or of JSON Lines: empty if it is malformed.
+
+    Raises:
+      InputError: the file cannot be read, or it is a table and the line does not name its columns.
+    """
+    with contextlib.closing(lines(path, longest=1 << 20)) as of_file:
+        if form in tables.DELIMITERS:
+            return tables.header(path, next(tables.records(of_file, form, quoted=quoted), None))
+        try:
+            return tuple(json_object(next(of_file, b"").decode()))
+        except (MalformedLine, UnicodeDecodeError):
+            return ()
 
 
 def _check_text(text: str) -> None:
