@@ -114,6 +114,8 @@ class DataConfig:
     tokenizer: str = "unigram"
     # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
     vocab_size: int = 37000
+    # a text with fewer pieces than vocab_size: 'hard': refuse it, 'soft': take all that it has
+    vocab_limit: str = "hard"
     # texts that the tokenizer is trained on, evenly spaced over the split; if fewer: all
     vocabulary_sample: int = 100_000
     # new random segmentation each epoch: dropout rate of 'bpe', alpha of 'unigram'; 0: fixed
@@ -285,6 +287,7 @@ CHOICES = {
     "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
     "data.tokenizer": ("unigram", "bpe", "marian"),
+    "data.vocab_limit": ("hard", "soft"),
     "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
     "data.normalization": ("none", "whitespace", "nfc", "nfkc"),
@@ -375,6 +378,7 @@ NOT_IN_WEIGHTS = ("dropout", "attention_dropout", "dtype", "remat", "backend")
 FIXED_BY_WEIGHTS = (
     "data.tokenizer",
     "data.vocab_size",
+    "data.vocab_limit",
     *(
         f"model.{each.name}"
         for each in dataclasses.fields(ModelConfig)
