@@ -43,15 +43,18 @@ def choose(figures: Iterable[Figure]) -> None:
 
 
 def _installed() -> dict[str, str]:
-    """Returns the file of each font by its name, also of those installed since matplotlib's list.
+    """Returns the upright file of each font by its name.
 
-    Without the Last Resort font, which has a box for every character.
+    Fonts that were installed after matplotlib made its list are in it. The Last Resort font, which
+    has a box for every character, is not.
     """
     fonts = font_manager.fontManager
     for path in set(font_manager.findSystemFonts()) - {str(font.fname) for font in fonts.ttflist}:
         with contextlib.suppress(Exception):  # matplotlib's list leaves out these, too
             fonts.addfont(path)
-    return {f.name: f.fname for f in fonts.ttflist if not f.name.startswith("Last Resort")}
+    listed = [font for font in fonts.ttflist if not font.name.startswith("Last Resort")]
+    listed.sort(key=lambda f: (f.style == "normal", f.weight == 400, f.stretch == "normal"))
+    return {font.name: font.fname for font in listed}
 
 
 def _characters(path: str) -> set[str]:
