@@ -165,7 +165,8 @@ def _check_batches(config: Config) -> None:
             f"= {data.rows_multiple}, so a batch cannot be split into equal microbatches; change "
             "one of the two."
         )
-    if config.model.vocab_size not in (None, data.vocab_size):
+    size = config.model.vocab_size or data.vocab_size
+    if size > data.vocab_size or (size < data.vocab_size and data.vocab_limit == "hard"):
         raise InputError(
             f"config.model.vocab_size: {config.model.vocab_size} contradicts data.vocab_size = "
             f"{data.vocab_size}, the size of the tokenizer; leave model.vocab_size unset."

@@ -152,10 +152,11 @@ class Evaluator:
         bootstrap: int,
         seed: int,
     ) -> scoring.Scores:
-        settings = {
-            "tokenized": self._config.data.pretokenized,
-            "tokenizer": evaluations.bleu_tokenizer(self._config),
-        }
+        settings = (
+            {"tokenized": True}
+            if self._config.data.pretokenized
+            else {"tokenizer": evaluations.bleu_tokenizer(self._config)}
+        )
         if not bootstrap:
             return scoring.score(hypotheses, references, **settings)
         options = {"bootstrap": bootstrap, "seed": seed, **settings}

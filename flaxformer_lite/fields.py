@@ -118,6 +118,8 @@ class DataConfig:
     tokenizer: str = "unigram"
     # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
     vocab_size: int = 37000
+    # a text with fewer pieces than vocab_size: 'hard': refuse it, 'soft': take all that it has
+    vocab_limit: str = "hard"
     # texts that the tokenizer is trained on, evenly spaced over the split; if fewer: all
     vocabulary_sample: int = 100_000
     # new random segmentation each epoch: dropout rate of 'bpe', alpha of 'unigram'; 0: fixed
@@ -136,8 +138,7 @@ class DataConfig:
     seed: int = 0
     # the texts are tokenised already: the metric is 'bleu_tokenized' in place of 'bleu'
     pretokenized: bool = False
-    # share of the characters of the text that have pieces, the others are bytes; None: 1, or 0.9995
-    # if there are many
+    # share of characters that have pieces, others are bytes; None: 1, or 0.9995 if there are many
     character_coverage: float | None = None
     # of sources: 'whitespace' (runs become one space, invisible characters go), 'nfc', 'nfkc' (the
     # same after that form), 'none'; None: 'whitespace' for custom text, else 'none'
@@ -289,6 +290,7 @@ CHOICES = {
     "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
     "data.tokenizer": ("unigram", "bpe", "marian"),
+    "data.vocab_limit": ("hard", "soft"),
     "data.faults": ("refuse", "drop"),
     "optim.schedule": ("paper", "inverse_sqrt", "linear"),
     "data.normalization": ("none", "whitespace", "nfc", "nfkc"),
@@ -352,9 +354,8 @@ READ_IF = {
     "model.pooling": ("model.architecture", "encoder_classifier"),
     "data.num_buckets": ("data.packing", False),
     "train.r_drop": ("model.decoder", "causal"),
-    **dict.fromkeys(
-        ("data.pretokenized", "data.bleu_tokenizer"), ("model.architecture", "encoder_decoder")
-    ),
+    "data.pretokenized": ("model.architecture", "encoder_decoder"),
+    "data.bleu_tokenizer": ("model.architecture", "encoder_decoder"),
     **dict.fromkeys(
         ("decode.temperature", "decode.top_k", "decode.top_p", "decode.seed"),
         ("decode.method", "sample"),
@@ -379,6 +380,7 @@ NOT_IN_WEIGHTS = ("dropout", "attention_dropout", "dtype", "remat", "backend")
 FIXED_BY_WEIGHTS = (
     "data.tokenizer",
     "data.vocab_size",
+    "data.vocab_limit",
     *(
         f"model.{each.name}"
         for each in dataclasses.fields(ModelConfig)

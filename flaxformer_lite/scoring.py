@@ -10,6 +10,7 @@ Scores").
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import io
 import itertools
@@ -79,14 +80,29 @@ def check_counts(counts: Mapping[str, int]) -> None:
 
 
 def tokenizer_for(language: str | None) -> str:
-    """Returns BLEU's tokenizer for a target language such as 'zh' or 'zh_Hans'; None: unknown."""
+    """Returns BLEU's tokenizer for a target language such as 'zh' or 'zh_Hans'; None: unknown.
+
+    Prints to standard error, once a process, that a language's MeCab is not installed.
+    """
     primary = re.split("[-_]", language or "")[0].lower()
     if primary in MECAB:
         name, module = MECAB[primary]
-        return name if importlib.util.find_spec(module) is not None else "char"
+        if importlib.util.find_spec(module) is not None:
+            return name
+        _say_without(name)
+        return "char"
     if primary in ("zh", "yue"):
         return "zh"
     return "char" if primary in UNSPACED else DEFAULT_TOKENIZER
+
+
+@functools.cache
+def _say_without(name: str) -> None:
+    print(
+        f"warning: BLEU counts characters (tok:char), as its tokenizer {name!r} is not installed; "
+        "for scores that compare with others: pip install 'flaxformer-lite[mecab]'.",
+        file=sys.stderr,
+    )
 
 
 def warn_if_unspaced(texts: Texts) -> None:
@@ -264,8 +280,8 @@ def _bleu(tokenizer: str, *, lowercase: bool) -> sacrebleu.BLEU:
     except Exception as error:  # an ImportError, RuntimeError or an error of the network
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         advice = {
-            "ja-mecab": "pip install 'sacrebleu[ja]'",
-            "ko-mecab": "pip install 'sacrebleu[ko]'",
+            "ja-mecab": "pip install 'flaxformer-lite[mecab]'",
+            "ko-mecab": "pip install 'flaxformer-lite[mecab]'",
             "flores200": "it downloads a model, and needs the network once",
             "spm": "it downloads a model, and needs the network once",
         }.get(tokenizer, f"choose one of {', '.join(BLEU_TOKENIZERS)}")

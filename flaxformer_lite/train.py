@@ -13,7 +13,7 @@ from flaxformer_lite.config import Config, with_classes, with_vocabulary
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.sources.datasets import Dataset
-from flaxformer_lite.data.tokens import normalization
+from flaxformer_lite.data.tokens import normalization, tokenizer
 from flaxformer_lite.evaluator import Evaluator
 from flaxformer_lite.model import transformer
 from flaxformer_lite.runs import metrics_log, multihost
@@ -130,12 +130,16 @@ def set_up(
     """Creates the workdir, and builds model, optimizer and step, without computing anything."""
     started = time.monotonic()
     has_config, same_result = workdir_lib.has_run(workdir), workdir_lib.same_result(workdir, config)
+    paths = Workdir(workdir)
+    has_tokenizer = paths.tokenizer.exists()
     multihost.barrier("the config of the last start is read")
     multihost.by_process_0(lambda: _create(workdir, config, same_result))
     multihost.check_workdir(workdir)
-    paths = Workdir(workdir)
 
-    config = with_vocabulary(config, config.data.vocab_size)
+    if config.data.vocab_limit == "soft" and not has_tokenizer:
+        train_it = functools.partial(pipeline.provide_tokenizer, config, dataset, paths.tokenizer)
+        multihost.together(lambda: interrupt.wait_for(Background.once(train_it)))
+    config = _with_vocabulary(config, paths)
     mode = parallel.MODES[config.parallel.mode](mesh)
     train_step, initial_state = step.of_config(
         config, axis_name=mode.axis_name, row_shards=mode.row_shards
@@ -163,6 +167,19 @@ def set_up(
         has_config=has_config,
         same_result=same_result,
     )
+
+
+def _with_vocabulary(config: Config, paths: Workdir) -> Config:
+    """Returns `config` with the model's vocabulary: under a soft limit that of the tokenizer."""
+    size = most = config.data.vocab_size
+    if config.data.vocab_limit == "soft":
+        size = multihost.together(lambda: tokenizer.load(paths.tokenizer)).vocab_size
+    if size < most:
+        run_report.say(
+            f"vocabulary: this text has {size:,} pieces, fewer than data.vocab_size = {most:,}; "
+            "the model has these (data.vocab_limit='soft')"
+        )
+    return with_vocabulary(config, size)
 
 
 def _create(workdir: Path, config: Config, same_result: bool) -> None:

@@ -170,10 +170,11 @@ def score(arguments: Sequence[str]) -> int:
     scoring.check_counts({name: len(lines) for name, lines in texts.items()})
     hypotheses, *references = list(texts.values())
     baseline = [references.pop()] if request.baseline else []
-    tokenizer = request.tokenizer or scoring.tokenizer_for(request.language)
-    settings = {**request.settings, "tokenizer": tokenizer}
-    if tokenizer == scoring.DEFAULT_TOKENIZER != request.tokenizer:
-        scoring.warn_if_unspaced(references[0])
+    settings: dict[str, object] = dict(request.settings)
+    if not settings["tokenized"]:
+        settings["tokenizer"] = request.tokenizer or scoring.tokenizer_for(request.language)
+        if settings["tokenizer"] == scoring.DEFAULT_TOKENIZER != request.tokenizer:
+            scoring.warn_if_unspaced(references[0])
     print(
         f"{request.hypotheses}, {len(hypotheses):,} lines, against "
         f"{', '.join(map(str, request.references))}"

@@ -277,35 +277,46 @@ def _plan(
     )
 
 
+def provide_tokenizer(
+    config: Config, dataset: Dataset, tokenizer_path: Path, verify: bool = False
+) -> Tokenizer:
+    """Prepares the dataset, trains the tokenizer if its file does not exist, and returns it.
+
+    Args:
+      verify: whether to train an existing tokenizer again and compare: it is from an earlier start,
+        and no checkpoint records its text.
+
+    Raises:
+      InputError: a split is missing or has no labels; or the tokenizer is of other text.
+    """
+
+    def prepare() -> None:
+        _check_files(config.data)
+        dataset.prepare()
+        for role in ROLES:
+            dataset.part(role).check_split(getattr(config.data, f"{role}_split"))
+
+    multihost.together(prepare)
+    reader = dataset.reader(config.data.train_split)
+    vocabulary.provide_tokenizer(config, reader, tokenizer_path, verify=verify)
+    return multihost.together(lambda: tokenizer.load(tokenizer_path, normalization.chosen(config)))
+
+
 def load(
     config: Config, dataset: Dataset, tokenizer_path: Path, verify_tokenizer: bool = False
 ) -> Data:
     """Prepares and reads the dataset; trains the tokenizer if `tokenizer_path` does not exist.
 
     Args:
-      verify_tokenizer: whether to train an existing tokenizer again and compare: it is from an
-        earlier start, and no checkpoint records its text.
+      verify_tokenizer: as `verify` of `provide_tokenizer`.
 
     Raises:
-      InputError: a split is missing, has no labels, or has no usable example; or the tokenizer is
-        of other text. If one of several processes raises it before their last barrier, all do.
+      InputError: as `provide_tokenizer`, or a split has no usable example. If one of several
+        processes raises it before their last barrier, all do.
     """
     loader.import_grain()
-    splits = {role: getattr(config.data, f"{role}_split") for role in ROLES}
-
-    def prepare() -> None:
-        _check_files(config.data)
-        dataset.prepare()
-        for role, name in splits.items():
-            dataset.part(role).check_split(name)
-        _warn_of_overlap(dataset, splits)
-
-    multihost.together(prepare)
-    reader = dataset.reader(config.data.train_split)
-    vocabulary.provide_tokenizer(config, reader, tokenizer_path, verify=verify_tokenizer)
-    tokens = multihost.together(
-        lambda: tokenizer.load(tokenizer_path, normalization.chosen(config))
-    )
+    tokens = provide_tokenizer(config, dataset, tokenizer_path, verify_tokenizer)
+    _warn_of_overlap(dataset, {role: getattr(config.data, f"{role}_split") for role in ROLES})
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_part(dataset, "validation", tokens, config)
     _warn_of_equal_examples(dataset, train.tokens, tokens, config)

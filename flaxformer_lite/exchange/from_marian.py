@@ -87,6 +87,7 @@ def check(config: Config, source: MarianFolder) -> None:
         "model.vocab_size": None,
         "data.tokenizer": "marian",
         "data.vocab_size": source.model.vocab_size,
+        "data.vocab_limit": "hard",
     }
     for name in FIXED_BY_WEIGHTS:
         section, field = name.split(".")

@@ -17,7 +17,7 @@ from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.fields import BOS, EOS
 from flaxformer_lite.model import positions as schemes
 from flaxformer_lite.model import transformer
-from flaxformer_lite.plotting import attention_page, plots
+from flaxformer_lite.plotting import attention_page, fonts, plots
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.system.errors import InputError
@@ -183,6 +183,7 @@ def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
 
 
 def _save(figures: Mapping[str, plots.Figure], output: Path) -> list[Path]:
+    fonts.choose(figures.values())
     with _output_errors(output):
         return [
             path for name, figure in figures.items() for path in plots.save(figure, output, name)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flaxformer_lite.plotting import fonts
 from flaxformer_lite.plotting.plots import save
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.sweep import check, sweep_plots
@@ -184,6 +185,7 @@ def _plot(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> list[
     shares = importances(list(zip(params, scores, strict=True)), minimize=settings.minimizes)
     if shares:
         figures["importance"] = sweep_plots.importance(shares, settings.objective)
+    fonts.choose(figures.values())
     return [path for name, figure in figures.items() for path in save(figure, folder.report, name)]
 
 

@@ -33,9 +33,10 @@ def of(data: Data, dataset: Dataset, config: Config) -> dict[str, Any]:
 
 def check_tokenizer(tokenizer: Tokenizer, config: Config, paths: Workdir) -> None:
     """Raises InputError if the size of the workdir's tokenizer differs from the config's."""
-    if tokenizer.vocab_size != config.data.vocab_size:
+    expected = config.model.vocab_size
+    if tokenizer.vocab_size != expected:
         raise InputError(
-            f"{paths.tokenizer}: expected a tokenizer of {config.data.vocab_size} pieces "
+            f"{paths.tokenizer}: expected a tokenizer of {expected} pieces "
             f"(data.vocab_size), got {tokenizer.vocab_size}; put the run's own back, or use a new "
             "--workdir."
         )

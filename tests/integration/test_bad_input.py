@@ -94,7 +94,7 @@ def refused(tmp_path, monkeypatch, capfd):
         ),
         (
             "--config.data.vocab_size=60000",
-            "config.data.vocab_size: this text has at most 1,315 pieces, got 60,000; lower it.",
+            "config.data.vocab_size: this text has at most 1,315 pieces, got 60,000; lower it,",
         ),
         ("--config.data.vocab_size=many", "config.data.vocab_size: expected int, got 'many'"),
         ("--no_such_flag=1", "no_such_flag"),

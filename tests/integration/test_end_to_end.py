@@ -17,6 +17,7 @@ import numpy as np
 import optax
 import pytest
 import runs
+import sentencepiece
 
 from flaxformer_lite import classify, generate, trained, translate
 from flaxformer_lite import evaluate as evaluate_module
@@ -865,3 +866,51 @@ def test_every_position_scheme_learns_in_every_architecture(architecture, positi
         losses.append(metrics.divide(sums)["loss"])
     assert losses[-1] < losses[0]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+CHINESE = {
+    **runs.TINY,
+    "data.dataset": "cldr_translate/en-zh",
+    "data.train_split": "train[:900]",
+    "data.vocab_size": 8000,  # far more pieces than there are
+    "data.vocab_limit": "soft",
+    "model.max_length": 64,
+    "decode.max_extra_length": 64,  # CTranslate2 has one limit for all texts
+    "optim.learning_rate": 2e-2,
+    "optim.warmup_steps": 10,
+    "train.best_metric": "bleu",
+    "train.decode_examples": 4,
+    "parallel.data": 1,
+}
+
+
+@pytest.mark.slow
+def test_chinese_from_a_soft_vocabulary_to_scores_plots_and_exports(tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    workdir, folder = tmp_path / "run", tmp_path / "exported"
+    assert runs.fit(workdir, {**CHINESE, "train.num_steps": 24}) == 0
+    assert runs.fit(workdir, {**CHINESE, "train.num_steps": 48}) == 0
+    run = trained.load(workdir)
+    assert run.config.model.vocab_size == run.tokenizer.vocab_size < 8000
+    for step in (24, 48):
+        (scores,) = (workdir / "samples").glob(f"test.step{step}.*.scores.json")
+        assert "|tok:zh|" in scores.read_text()
+    words = ["plot", "attention", f"--workdir={workdir}", "--text=5 天前 2020年3月"]
+    plotted = runs.run(*words, f"--output={tmp_path / 'plots'}")
+    assert plotted.returncode == 0 and "Glyph" not in plotted.stderr
+    assert plotted.stderr.count("no installed font has") <= 1  # 0 if a font has the characters
+
+    exported = runs.run("export", "ctranslate2", f"--workdir={workdir}", f"--output={folder}")
+    assert exported.returncode == 0, exported.stderr
+    pieces = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
+    options = json.loads((folder / "decode.json").read_text())
+    sources = pipeline.open_dataset(run.config).read("validation").source[:200]
+    found = ctranslate2.Translator(str(folder)).translate_batch(
+        [pieces.encode(text, out_type=str) for text in sources], **options
+    )
+    theirs = [pieces.decode(each.hypotheses[0]) for each in found]
+    ours = translate.load(workdir)(sources)
+    # A text that never ends is cut one token earlier by CTranslate2, at its limit for all texts.
+    cut = [len(own) - len(text) for own, text in zip(ours, theirs, strict=True)]
+    assert all(own.startswith(text) for own, text in zip(ours, theirs, strict=True))
+    assert max(cut) <= 2 and len(set(theirs)) > 1

@@ -50,7 +50,7 @@ DOORS = {
     },
     "ctranslate2": {"exchange.ctranslate2_spec"},
     "grain": {"data.batches.loader"},
-    "matplotlib": {"plotting.plots", "sweep.sweep_plots"},
+    "matplotlib": {"plotting.fonts", "plotting.plots", "sweep.sweep_plots"},
     "ml_collections.config_flags": {"config_files"},
     "optuna": {"sweep.attempts", "sweep.importance", "sweep.study", "sweep.study_storage"},
     "orbax": {"training.checkpoint"},

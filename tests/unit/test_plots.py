@@ -6,15 +6,17 @@ import re
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from flaxformer_lite.plotting import attention_page, plots
+from flaxformer_lite.plotting import attention_page, fonts, plots
 from flaxformer_lite.plotting.attention_page import AttentionMap
 
 
@@ -447,3 +449,27 @@ def test_a_confusion_table_shows_counts_and_shares_of_the_row():
     )
     assert words(panel.get_xticklabels()) == words(panel.get_yticklabels()) == ["a", "b", "c"]
     assert (panel.get_ylabel(), panel.get_xlabel()) == ("true", "predicted")
+
+
+def test_letters_that_the_font_lacks_are_drawn_with_others_or_named_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
+    """Of matplotlib's own fonts DejaVu Serif has U+1D15, and none has 漢 and 字."""
+    own = Path(matplotlib.get_data_path())
+    entries = [f for f in font_manager.fontManager.ttflist if own in Path(f.fname).parents]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", entries)
+    monkeypatch.setattr(font_manager, "findSystemFonts", list)
+    tokens = ["a", "\u1d15"]
+    one, other, plain = (
+        plots.attention_grid(np.zeros((1, 1, 2, 2)), tokens, shown, title="")
+        for shown in (tokens, ["漢", "字"], tokens)
+    )
+    fonts.choose([plain])
+    assert capsys.readouterr().err == ""
+    with matplotlib.rc_context(plots.STYLE):
+        plain.draw_without_rendering()  # any warning would be an error here
+    fonts.choose([one, other])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no installed font has 字 漢, so the .png files show boxes; install" in line
+    _, svg = plots.save(other, tmp_path, "a")
+    assert ">漢</text>" in svg.read_text(encoding="utf-8")

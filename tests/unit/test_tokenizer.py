@@ -205,7 +205,8 @@ CHINESE = ["".join(map(chr, range(first, first + 20))) for first in range(0x4E00
 def test_a_vocabulary_that_does_not_fit_is_refused_in_terms_of_the_config(kind):
     with pytest.raises(
         InputError,
-        match=r"^config\.data\.vocab_size: this text has at most \d+ pieces, got 2,000; lower",
+        match=r"^config\.data\.vocab_size: this text has at most \d+ pieces, got 2,000; lower it, "
+        r"or set data\.vocab_limit='soft'",
     ):
         tokenizer.trained(["a b c"] * 3, vocab_size=2000, kind=kind)
     message = (
@@ -214,6 +215,20 @@ def test_a_vocabulary_that_does_not_fit_is_refused_in_terms_of_the_config(kind):
     )
     with pytest.raises(InputError, match=message):
         tokenizer.trained(CHINESE, vocab_size=500, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_soft_limit_takes_all_pieces_of_a_short_text_and_changes_no_other(kind, tmp_path):
+    options = {"kind": kind, "vocab_limit": "soft"}
+    tokenizer.train(["a b c"] * 3, tmp_path / "model", vocab_size=2000, **options)
+    model = tokenizer.load(tmp_path / "model")
+    assert 4 + 256 + 4 <= model.vocab_size < 300 and model.decode(model.encode(["cab"])) == ["cab"]
+    tokenizer.train(sentences(), tmp_path / "soft", vocab_size=VOCAB, **options)
+    tokenizer.train(sentences(), tmp_path / "hard", vocab_size=VOCAB, kind=kind)
+    soft, hard = (tokenizer.load(tmp_path / name) for name in ("soft", "hard"))
+    assert soft.vocabulary_of("source") == hard.vocabulary_of("source")
+    with pytest.raises(InputError, match=r"data\.character_coverage = 0\.9995"):
+        tokenizer.trained(CHINESE, vocab_size=500, **options)
 
 
 def test_characters_beyond_the_coverage_are_bytes(tmp_path):

@@ -87,8 +87,8 @@ class Dataset:
         else:
             self._target = self._texts_to_generate(source_language, text_features)
         self.sides = self.text_names if self._reads_both(text_features) else ()
-        self._is_generated = own_text is not None or name.split("/")[0] in preparation.GENERATED
-        if not self._is_generated:
+        self._to_generate = own_text is not None or name.split("/")[0] in preparation.GENERATED
+        if not self._to_generate:
             _check_prepared(name, self._builder)
 
     @property
@@ -126,8 +126,9 @@ class Dataset:
         Raises:
           InputError: the files cannot be written, or custom text has malformed lines.
         """
-        if self._is_generated:
+        if self._to_generate:
             preparation.prepare(self._builder)
+            self._to_generate = False
         for dataset in self._parts.values():
             dataset.prepare()
 

@@ -31,7 +31,12 @@ def train(sentences: Iterable[str], path: Path, **options: Any) -> None:
 
 
 def trained(
-    sentences: Iterable[str], *, vocab_size: int, kind: str, character_coverage: float | None = None
+    sentences: Iterable[str],
+    *,
+    vocab_size: int,
+    kind: str,
+    vocab_limit: str = "hard",
+    character_coverage: float | None = None,
 ) -> bytes:
     """Returns the model file of a tokenizer trained on `sentences`. Section 5.1.
 
@@ -41,11 +46,12 @@ def trained(
       vocab_size: number of pieces, including 4 special tokens and 256 bytes. A digit is always its
         own piece, so that numbers are copied and not memorised.
       kind: 'unigram' or 'bpe'.
+      vocab_limit: 'soft': sentences with fewer pieces than `vocab_size` get all that they have.
       character_coverage: as `data.character_coverage`.
 
     Raises:
-      InputError: there are no sentences, they have too few pieces for `vocab_size`, or `kind` is
-        one that is only imported.
+      InputError: there are no sentences, their characters are more than `vocab_size`, they have
+        fewer pieces under the 'hard' limit, or `kind` is one that is only imported.
     """
     if kind not in ("unigram", "bpe"):
         raise InputError(
@@ -64,6 +70,7 @@ def trained(
             model_writer=model,
             model_type=kind,
             vocab_size=vocab_size,
+            hard_vocab_limit=vocab_limit == "hard",
             pad_id=PAD,
             bos_id=BOS,
             eos_id=EOS,
@@ -85,7 +92,10 @@ def trained(
 def _refusal(reason: str, vocab_size: int, coverage: float) -> InputError:
     """Returns the refusal of SentencePiece in terms of the config."""
     if found := re.search(r"to a value <= (\d+)", reason):
-        what = f"this text has at most {int(found[1]):,} pieces, got {vocab_size:,}; lower it."
+        what = (
+            f"this text has at most {int(found[1]):,} pieces, got {vocab_size:,}; lower it, or set "
+            "data.vocab_limit='soft', which takes all that there are."
+        )
     elif found := re.search(r"required_chars\. \d+ vs (\d+)", reason):
         what = (
             f"the characters of this text, the 256 bytes and the special tokens are "

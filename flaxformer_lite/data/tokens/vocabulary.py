@@ -53,6 +53,7 @@ def provide_tokenizer(config: Config, reader: Reader, path: Path, *, verify: boo
         options = {
             "vocab_size": config.data.vocab_size,
             "kind": config.data.tokenizer,
+            "vocab_limit": config.data.vocab_limit,
             "character_coverage": config.data.character_coverage,
         }
         if not path.exists():
