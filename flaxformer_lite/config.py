@@ -11,7 +11,6 @@ A config file sets only the fields that differ from the defaults:
 """
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
@@ -45,7 +44,7 @@ from flaxformer_lite.fields import (
     TrainConfig,
 )
 from flaxformer_lite.system.compressed import without_suffix
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, did_you_mean
 
 __all__ = [  # the names that users import
     "CHOICES",
@@ -66,6 +65,7 @@ __all__ = [  # the names that users import
     "parse_average",
     "resolve",
     "source_language",
+    "source_normalization",
     "target_language",
     "to_config_dict",
     "to_dict",
@@ -208,6 +208,15 @@ def _check_names(prefix: str, given: Iterable[str], valid: Iterable[str]) -> Non
             )
 
 
+def source_normalization(config: Config) -> str:
+    """Returns `data.normalization`, or its default: 'whitespace' for sources of custom text."""
+    data, architecture = config.data, config.model.architecture
+    if data.normalization is not None:
+        return data.normalization
+    has_source = architecture != "decoder_lm" and data.tokenizer != "marian"
+    return "whitespace" if has_source and data.dataset in OWN_TEXT else "none"
+
+
 def source_language(config: Config) -> str | None:
     """Returns the source language of a run; None if it has none or is unknown."""
     data = config.data
@@ -237,16 +246,6 @@ def _languages(data: DataConfig) -> tuple[str, ...]:
         return ()  # imported weights, not trained yet
     first, _, second = data.dataset.rpartition("/")[2].partition(":")[0].partition("-")
     return (first, second) if second else ()
-
-
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Returns the end of a message about a wrong `name`: "; did you mean 'x'?".
-
-    If no valid name is similar, it lists all valid names.
-    """
-    valid = sorted(valid)
-    near = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; valid are {', '.join(valid)}."
 
 
 def _plain_type(hint: Any) -> type:

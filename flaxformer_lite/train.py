@@ -9,11 +9,16 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from flaxformer_lite.config import Config, with_classes, with_vocabulary
+from flaxformer_lite.config import (
+    Config,
+    source_normalization,
+    with_classes,
+    with_vocabulary,
+)
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.sources.datasets import Dataset
-from flaxformer_lite.data.tokens import normalization, tokenizer
+from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.evaluator import Evaluator
 from flaxformer_lite.model import transformer
 from flaxformer_lite.runs import metrics_log, multihost
@@ -110,7 +115,7 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
 
 def _with_old_reading(config: Config, workdir: Path) -> Config:
     """Returns the config with the normalisation and the quotes of the run, if it sets neither."""
-    data, kind = config.data, normalization.chosen(config)
+    data, kind = config.data, source_normalization(config)
     if workdir_lib.has_run(workdir):
         old = workdir_lib.read_config(workdir).data
         kind = data.normalization or old.normalization or "none"

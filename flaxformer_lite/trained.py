@@ -11,7 +11,6 @@ import numpy as np
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data.tokens import normalization
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, Tokenizer
 from flaxformer_lite.decoding.decoder import Decoder
@@ -33,7 +32,7 @@ COMMON = {
     "another model.architecture": lambda run: run.config.model.architecture,
     "another model.decoder": lambda run: run.config.model.decoder,
     "another tokenizer": lambda run: run.tokenizer.fingerprint,
-    "another data.normalization": lambda run: normalization.chosen(run.config),
+    "another data.normalization": lambda run: config_lib.source_normalization(run.config),
     "other labels": lambda run: run.label_names,
     "another source language": lambda run: config_lib.source_language(run.config),
 }
@@ -234,7 +233,7 @@ def _load(
             f"{config.model.architecture!r}.",
             where=str(workdir),
         )
-    tokenizer = tokenizer_lib.load(paths.tokenizer, normalization.chosen(config))
+    tokenizer = tokenizer_lib.load(paths.tokenizer, config_lib.source_normalization(config))
     is_soft = config.data.vocab_limit == "soft"
     config = with_vocabulary(config, (tokenizer if is_soft else config.data).vocab_size)
     # The backend of the training may not exist here; it does not change the model.

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from flaxformer_lite.config import Config, DataConfig
+from flaxformer_lite.config import Config, DataConfig, source_normalization
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
 from flaxformer_lite.data.batches.loader import Batches, Tokens
@@ -18,7 +18,6 @@ from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.tokens import (
-    normalization,
     store,
     subwords,
     tokenizer,
@@ -299,7 +298,7 @@ def provide_tokenizer(
     multihost.together(prepare)
     reader = dataset.reader(config.data.train_split)
     vocabulary.provide_tokenizer(config, reader, tokenizer_path, verify=verify)
-    return multihost.together(lambda: tokenizer.load(tokenizer_path, normalization.chosen(config)))
+    return multihost.together(lambda: tokenizer.load(tokenizer_path, source_normalization(config)))
 
 
 def load(

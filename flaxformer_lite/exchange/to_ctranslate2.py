@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.data.tokens import normalization
+from flaxformer_lite.data.tokens.tokenizer import normalizing_code
 from flaxformer_lite.exchange import ctranslate2_spec
 from flaxformer_lite.exchange.folder import (
     about_decoding,
@@ -77,7 +78,7 @@ def _usage(run: Trained, source: list[str], target: list[str], *, translates: bo
         "import ctranslate2, json, pathlib, sentencepiece",
         f"source, target = {opened}",
         'text = "A text."',
-        *normalization.python_code(normalization.chosen(run.config)).splitlines(),
+        *normalizing_code(config_lib.source_normalization(run.config)).splitlines(),
         f"found = ctranslate2.{engine}([[{pieces}]], "
         '**json.loads(pathlib.Path("decode.json").read_text()))',
         f"print(target.decode(found[0].{result}[0]){joined})",

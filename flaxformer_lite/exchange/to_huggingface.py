@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.data.tokens import normalization
-from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, start_piece
+from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, normalizing_code, start_piece
 from flaxformer_lite.exchange import marian_config, marian_weights
 from flaxformer_lite.exchange.folder import (
     about_decoding,
@@ -73,7 +73,7 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
         'model, tokenizer = MarianMTModel.from_pretrained("FOLDER"), '
         'MarianTokenizer.from_pretrained("FOLDER")\n'
         'text = "A text."\n'
-        f"{normalization.python_code(normalization.chosen(run.config))}"
+        f"{normalizing_code(config_lib.source_normalization(run.config))}"
         'found = model.generate(**tokenizer([text], return_tensors="pt"))\n'
         "print(tokenizer.batch_decode(found, skip_special_tokens=True))\n```"
     )

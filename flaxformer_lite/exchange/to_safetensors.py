@@ -36,13 +36,12 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
         "import numpy as np\n"
         "from flax.traverse_util import unflatten_dict\n"
         "from flaxformer_lite import config\n"
-        "from flaxformer_lite.data.tokens.normalization import chosen\n"
         "from flaxformer_lite.data.tokens.tokenizer import load\n"
         "from flaxformer_lite.fields import BOS, EOS\n"
         "from flaxformer_lite.model import transformer\n"
         "from safetensors.flax import load_file\n\n"
         'settings = config.resolve(json.loads(Path("config.json").read_text()))\n'
-        'tokenizer = load(Path("tokenizer.model"), chosen(settings))\n'
+        'tokenizer = load(Path("tokenizer.model"), config.source_normalization(settings))\n'
         "model = transformer.build_model(config.with_vocabulary(settings, "
         "tokenizer.vocab_size).model)\n"
         'params = unflatten_dict(load_file("model.safetensors"), sep=".")\n'

@@ -3,7 +3,9 @@
 It exits with code 2 for bad input, and with 1 for a disk.
 """
 
+import difflib
 import errno
+from collections.abc import Iterable
 
 # Error codes of the system for bad paths of a user; not bugs.
 OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
@@ -39,3 +41,13 @@ def is_of_a_disk(error: OSError) -> bool:
 def is_of_a_path(error: OSError) -> bool:
     """Whether the error is of a bad path of a user, and not a bug."""
     return error.errno in OF_A_PATH and error.filename is not None
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """Returns the end of a message about a wrong `name`: "; did you mean 'x'?".
+
+    If no valid name is similar, it lists all valid names.
+    """
+    valid = sorted(valid)
+    near = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; valid are {', '.join(valid)}."

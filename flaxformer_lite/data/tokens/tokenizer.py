@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from flaxformer_lite.data.tokens.normalization import normalized
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import read_whole, write_whole
@@ -23,6 +22,8 @@ from flaxformer_lite.system.storage import read_whole, write_whole
 SPACE_MARK, ESCAPE = "\u2581", "\uf8ff"
 # The trained model depends on the number of threads, so the number is fixed.
 TRAINING_THREADS = 2
+# zero-width space, word joiner, byte order mark; not the joiners that Persian and emoji need
+ZERO_WIDTH = "\u200b\u2060\ufeff"
 
 
 def train(sentences: Iterable[str], path: Path, **options: Any) -> None:
@@ -140,10 +141,34 @@ def unescape(text: str) -> str:
     return text.replace(ESCAPE + "1", SPACE_MARK).replace(ESCAPE + "0", ESCAPE)
 
 
+def normalized(text: str, kind: str) -> str:
+    """Returns `text` normalised by a choice of `data.normalization`.
+
+    'whitespace' removes ZERO_WIDTH and white space at both ends, and makes any run of white space,
+    no-break spaces included, one space. 'nfc' and 'nfkc' do this after Unicode's NFC or NFKC.
+    """
+    if kind == "none":
+        return text
+    if kind != "whitespace":
+        text = unicodedata.normalize(kind.upper(), text)
+    return " ".join(re.sub(f"[{ZERO_WIDTH}]", "", text).split())
+
+
+def normalizing_code(kind: str) -> str:
+    """Returns the lines of Python that normalise `text`, for the cards of exports; may be empty."""
+    lines = {
+        "none": [],
+        "whitespace": ["import re"],
+    }.get(kind, ["import re, unicodedata", f'text = unicodedata.normalize("{kind.upper()}", text)'])
+    if lines:
+        lines = [*lines, 'text = " ".join(re.sub("[\\u200b\\u2060\\ufeff]", "", text).split())']
+    return "".join(f"{line}\n" for line in lines)
+
+
 def load(path: Path, normalization: str = "none") -> "Tokenizer | MarianTokenizer":
     """Returns the tokenizer in the file `path`; raises InputError if it contains none.
 
-    `normalization`: of sources, see `data.tokens.normalization`; Marian's models have their own.
+    `normalization`: of sources, see `normalized`; Marian's models have their own.
     """
     is_archive = path.is_file() and read_whole(path)[:2] == b"PK"
     return MarianTokenizer(path) if is_archive else Tokenizer(path, normalization)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from flaxformer_lite.config import Config
+from flaxformer_lite.config import Config, source_normalization
 from flaxformer_lite.data.sources.examples import Reader
-from flaxformer_lite.data.tokens import normalization, tokenizer
+from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 
@@ -29,7 +29,7 @@ def vocabulary_texts(reader: Reader, count: int, kind: str = "none") -> list[str
         for first in range(0, len(examples), READ_AT_ONCE):
             some = getattr(reader(examples[first : first + READ_AT_ONCE]), side)
             texts += [
-                normalization.normalized(text, kind) if side == "source" else text for text in some
+                tokenizer.normalized(text, kind) if side == "source" else text for text in some
             ]
     return texts
 
@@ -48,7 +48,7 @@ def provide_tokenizer(config: Config, reader: Reader, path: Path, *, verify: boo
     def provide() -> None:
         if path.exists() and not verify:
             return
-        kind = normalization.chosen(config)
+        kind = source_normalization(config)
         texts = vocabulary_texts(reader, config.data.vocabulary_sample, kind)
         options = {
             "vocab_size": config.data.vocab_size,
