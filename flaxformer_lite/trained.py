@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import flax.linen as nn
@@ -22,6 +22,7 @@ from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
+from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 from flaxformer_lite.training import meshes, metrics, origin, parallel, sharding
@@ -148,9 +149,13 @@ def load(
         "average": average,
         "parameters": parameters,
     }
+    tensor = given.whole_number(tensor, name="tensor")
+    others = [ensemble] if isinstance(ensemble, str | os.PathLike) else ensemble
+    if isinstance(others, bytes) or not isinstance(others, Iterable):
+        raise InputError(f"ensemble: expected folders of runs, got {others!r:.40}.")
     run = _load(workdir, tensor=tensor, **options)
     runs = {str(workdir): run}
-    for other in map(str, [ensemble] if isinstance(ensemble, str | os.PathLike) else ensemble):
+    for other in map(str, others):
         if other in runs:
             raise InputError(
                 f"ensemble: {other} is named twice, and would count twice; leave it out."

@@ -189,8 +189,17 @@ class Checkpoints:
         self._bytes: int | None = None  # of the newest checkpoint
         silence_failed_writes()
         silence_abandoned_reads()
-        with self._writing():
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        try:
+            with self._writing():
+                self._manager = ocp.CheckpointManager(self.directory, options=options)
+        except NotWritten:
+            raise
+        except Exception as error:  # Orbax reads the metadata of all steps
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise InputError(
+                f"{self.directory}: the metadata of a checkpoint is damaged: {reason[0]:.200}; "
+                "restore the folder from a copy, or use a new --workdir."
+            ) from error
 
     def _entries(self) -> list[Path]:
         """Returns the files and folders; none if the directory does not exist."""

@@ -90,7 +90,7 @@ def restore(
         damaged.
     """
     kind = parameters or default_kind(config)
-    if kind not in PARTS:
+    if not isinstance(kind, str) or kind not in PARTS:
         raise InputError(f"parameters: expected {' or '.join(PARTS)}, got {kind!r}.")
     if kind == "ema" and config.train.ema_decay is None:
         raise InputError(
@@ -98,9 +98,9 @@ def restore(
             "'raw'."
         )
     or_fewer, part = average is None, PARTS[kind]
-    average = {None: config.train.average, "none": None}.get(average, average)
+    average = config.train.average if average is None else average
     steps = []
-    if average is not None:
+    if average is not None and not (isinstance(average, str) and average == "none"):
         steps = checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)
     if not steps:
         steps, average = [checkpoints.best_step()], None

@@ -600,6 +600,9 @@ def test_the_average_of_an_unfinished_run_may_have_fewer_checkpoints(averaging_r
             "best:4 needs 4 checkpoints with a score, and 3 are kept; .* train.keep_best=4",
         ),
         ({"average": "4"}, "^average: expected last:N or best:N, such as last:5, got '4'"),
+        ({"average": 4}, "^average: expected last:N or best:N, such as last:5, got 4"),
+        ({"average": []}, r"^average: expected last:N or best:N, such as last:5, got \[\]"),
+        ({"parameters": ["ema"]}, r"^parameters: expected raw or ema, got \['ema'\]"),
         ({"parameters": "best"}, "^parameters: expected raw or ema, got 'best'"),
         ({"parameters": "ema", "ema_decay": None}, "^parameters: this run keeps no moving average"),
     ],
@@ -607,6 +610,21 @@ def test_the_average_of_an_unfinished_run_may_have_fewer_checkpoints(averaging_r
 def test_parameters_that_a_run_does_not_have_are_an_error(averaging_run, options, says):
     with pytest.raises(ValueError, match=says):
         restored(averaging_run, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor": "2"}, "^tensor: expected a whole number, 1 or more, got '2'"),
+        ({"tensor": None}, "^tensor: expected a whole number, 1 or more, got None"),
+        ({"ensemble": 3}, "^ensemble: expected folders of runs, got 3"),
+        ({"ensemble": None}, "^ensemble: expected folders of runs, got None"),
+        ({"ensemble": b"runs/b"}, "^ensemble: expected folders of runs, got b'runs/b'"),
+    ],
+)
+def test_options_of_another_type_are_an_error(options, says):
+    with pytest.raises(InputError, match=says):
+        trained.load("not read", **options)
 
 
 def test_the_lines_of_an_open_file_are_translated_without_their_ends():

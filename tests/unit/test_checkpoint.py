@@ -531,3 +531,9 @@ def test_a_failed_write_leaves_no_checkpoint(tmp_path, monkeypatch):
         checkpoints.wait()
     assert "2" not in steps_in(tmp_path)
     assert restore_newest(tmp_path)[1]["step"] == 1
+
+
+def test_damaged_metadata_of_a_step_is_one_message(folder):
+    (folder / "3/_CHECKPOINT_METADATA").write_text("[]")
+    with pytest.raises(ValueError, match=r"the metadata of a checkpoint is damaged: .*; restore"):
+        Checkpoints(folder, read_only=True)
