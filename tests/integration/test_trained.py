@@ -631,6 +631,7 @@ def test_the_lines_of_an_open_file_are_translated_without_their_ends():
     translator = translator_of()
     lines = io.StringIO("".join(f"{text}\r\n" for text in TEXTS), newline="")
     assert list(translator.stream(lines, window=5)) == translator(TEXTS)
+    assert list(translator.stream(iter(TEXTS), window=2**70)) == translator(TEXTS)
     assert translator([f"{text}\n" for text in TEXTS]) == translator(TEXTS)
     prefixes = ["K"] * len(TEXTS)
     assert translator(TEXTS, [f"{prefix}\n" for prefix in prefixes]) == translator(TEXTS, prefixes)

@@ -274,7 +274,8 @@ def damage(rng: random.Random, folder: Path) -> str:
     """Damages one file or folder of a run; returns what was done."""
     paths = sorted(path for path in folder.rglob("*") if ".lock" not in path.name)
     small = [path for path in paths if "checkpoints" not in path.parts and path.is_file()]
-    path = rng.choice(rng.choice([paths, small]) or [folder])
+    records = [path for path in paths if "record" in path.parts and path.is_file()]
+    path = rng.choice(rng.choice([paths, small, records]) or [folder])
     name = str(path.relative_to(folder))
     if path.is_dir():
         shutil.rmtree(path)

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import json
 import shutil
 import sys
 import weakref
@@ -326,7 +327,24 @@ def spoil_the_record(step_folder: Path) -> None:
             path.write_bytes(path.read_bytes()[:-5])
 
 
+def change_the_record(step_folder: Path) -> None:
+    path = step_folder / "record/metadata"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "step": record["step"] + 1}))
+
+
+def lose_the_record(step_folder: Path) -> None:
+    path = step_folder / "record/metadata"
+    path.write_text("[]")
+
+
+def lose_the_checksums(step_folder: Path) -> None:
+    path = step_folder / "record/metadata"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": []}))
+
+
 DAMAGES = [truncate_a_file, delete_a_file, flip_a_byte, empty_the_folder, spoil_the_record]
+DAMAGES += [change_the_record, lose_the_record, lose_the_checksums]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
