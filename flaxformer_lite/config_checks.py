@@ -272,7 +272,7 @@ def parse_average(name: str, text: str) -> tuple[str, int]:
     Raises:
       InputError: `text` has another form; the message starts with `name`.
     """
-    which, _, count = str(text).partition(":")
+    which, _, count = text.partition(":") if isinstance(text, str) else ("", "", "")
     is_number = count.isascii() and count.isdecimal() and len(count) < 10
     if which not in ("last", "best") or not (is_number and int(count)):
         raise InputError(f"{name}: expected last:N or best:N, such as last:5, got {text!r}.")

@@ -10,6 +10,7 @@ the model.
 """
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -71,7 +72,7 @@ class Translator:
           InputError: an argument has another type or value. About a text, see `__call__`: only
             when the text is reached.
         """
-        window = given.whole_number(window, name="window")
+        window = min(given.whole_number(window, name="window"), sys.maxsize)  # islice's limit
         answer, checked = LineTranslator(self, long=long), given.each_text(texts)
 
         def translations() -> Iterator[str]:

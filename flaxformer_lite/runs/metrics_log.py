@@ -13,6 +13,9 @@ import tensorboardX
 from flaxformer_lite.system.errors import InputError, NotWritten
 from flaxformer_lite.system.storage import free_space, read_whole
 
+KINDS = {"split": str, "step": int, "parameters": str}  # others: a number, or null
+REMEDY = "restore the file from a copy, or remove the line."
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a metrics.jsonl; for each split and step the last one.
@@ -20,27 +23,52 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     An incomplete last line is ignored.
 
     Raises:
-      InputError: another line is not JSON.
+      InputError: the file cannot be read, or another line is not one of a log.
     """
     latest: dict[tuple[str, int], dict[str, Any]] = {}
-    lines = read_whole(path).splitlines(keepends=True) if path.exists() else []
+    try:
+        content = read_whole(path) if path.exists() else b""
+    except IsADirectoryError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
+    # Only at LF: with another content of the file, CR would hide the lines after it.
+    *lines, _ = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
-        if not line.endswith(b"\n"):
-            break
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise InputError(
-                f"{path}, line {number}: expected a JSON object, got {line[:40]!r}."
-            ) from error
+        record = _record(line, f"{path}, line {number}")
         latest.pop((record["split"], record["step"]), None)
         latest[record["split"], record["step"]] = record
     return list(latest.values())
 
 
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    """Returns a line of the log; raises InputError if it is not one."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise InputError(f"expected a JSON object, got {line[:40]!r}; {REMEDY}", where=where)
+    for name, value in {"split": None, "step": None, **record}.items():
+        kind = KINDS.get(name, int | float | None)
+        if not isinstance(value, kind):
+            expected = "a text" if kind is str else "a number"
+            raise InputError(
+                f"{name}: expected {expected}, got {value!r:.40}; {REMEDY}", where=where
+            )
+    return record
+
+
 def validation_scores(path: Path, score: Callable[[dict[str, Any]], float]) -> dict[int, float]:
-    """Returns step to `score(record)` for every line of the validation split in `path`."""
-    return {r["step"]: score(r) for r in read_metrics(path) if r["split"] == "validation"}
+    """Returns step to `score(record)` for every line of the validation split in `path`.
+
+    Raises:
+      InputError: as `read_metrics`, or a line lacks the metric.
+    """
+    lines = [record for record in read_metrics(path) if record["split"] == "validation"]
+    try:
+        return {record["step"]: score(record) for record in lines}
+    except KeyError as error:
+        name = error.args[0]
+        raise InputError(f"{path}: a validation line has no {name!r}; {REMEDY}") from error
 
 
 def remove_torn_line(path: Path) -> None:

@@ -8,6 +8,7 @@ and the one before it is used.
 import contextlib
 import errno
 import functools
+import hashlib
 import inspect
 import json
 import logging
@@ -106,6 +107,8 @@ def _read(folder: Path, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[st
             ) as reader,
         ):
             read = reader.restore(folder, args=ocp.args.Composite(**items))
+        if not isinstance({**read["record"]}.get("checksum", {}), dict):
+            raise ValueError("the checksums are not those that were written")
         return {name: read[name] for name in like}, read["record"]
     except Exception as error:  # a damaged file may cause any exception
         cause = error
@@ -140,10 +143,17 @@ def _not_json(folder: Path) -> str | None:
     return None
 
 
+def _digest(record: dict[str, Any]) -> str:
+    """Returns the SHA-256 of a record as JSON, without its checksums."""
+    others = {name: value for name, value in record.items() if name != "checksum"}
+    as_read = json.loads(json.dumps(others))  # a number as a key becomes a text
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+
+
 def _refuse(folder: Path, wrong: Sequence[str]) -> None:
     if wrong:
         raise InputError(
-            f"{folder}: damaged checkpoint: the arrays of {wrong[0]!r} are not the ones that were "
+            f"{folder}: damaged checkpoint: the contents of {wrong[0]!r} are not those that were "
             "written"
         )
 
@@ -215,8 +225,17 @@ class Checkpoints:
         self._bytes: int | None = None  # of the newest checkpoint
         silence_failed_writes()
         silence_abandoned_reads()
-        with self._writing():
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        try:
+            with self._writing():
+                self._manager = ocp.CheckpointManager(self.directory, options=options)
+        except NotWritten:
+            raise
+        except Exception as error:  # Orbax reads the metadata of all steps
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise InputError(
+                f"{self.directory}: the metadata of a checkpoint is damaged: {reason[0]:.200}; "
+                "restore the folder from a copy, or use a new --workdir."
+            ) from error
 
     def _entries(self) -> list[Path]:
         """Returns the files and folders; none if the directory does not exist."""
@@ -254,7 +273,7 @@ class Checkpoints:
         """Starts writing `parts`, of any sharding, and `record` (JSON), unless the step exists."""
         if step in self._manager.all_steps():
             return
-        sums = {name: checksum(tree) for name, tree in parts.items()}
+        sums = {name: checksum(tree) for name, tree in parts.items()} | {"record": _digest(record)}
         items = {name: ocp.args.StandardSave(tree) for name, tree in parts.items()}
         items["record"] = ocp.args.JsonSave({**record, "checksum": sums})
         self._bytes = sum(x.nbytes for x in jax.tree.leaves(parts))
@@ -272,7 +291,7 @@ class Checkpoints:
         """
         folder = self.directory / str(step)
         parts, record = multihost.together(lambda: _read(folder, like))
-        sums = {name: checksum(tree) for name, tree in parts.items()}
+        sums = {name: checksum(tree) for name, tree in parts.items()} | {"record": _digest(record)}
         wrong = [
             name
             for name, written in record.get("checksum", sums).items()

@@ -306,7 +306,11 @@ def test_a_checkpoint_of_the_first_version_is_restored(tmp_path):
     written.close()
     record = tmp_path / "7/record/metadata"
     known = json.loads(record.read_text())
-    assert known.pop("checksum").keys() == {"params", "progress"}  # the first version had none
+    assert known.pop("checksum").keys() == {
+        "params",
+        "progress",
+        "record",
+    }  # the first version had none
     record.write_text(json.dumps(known))
     state = state_lib.TrainState(old.step, params, opt_state, old.key_data)
     read = Checkpoints(tmp_path)

@@ -606,6 +606,9 @@ def test_the_average_of_an_unfinished_run_may_have_fewer_checkpoints(averaging_r
             "best:4 needs 4 checkpoints with a score, and 3 are kept; .* train.keep_best=4",
         ),
         ({"average": "4"}, "^average: expected last:N or best:N, such as last:5, got '4'"),
+        ({"average": 4}, "^average: expected last:N or best:N, such as last:5, got 4"),
+        ({"average": []}, r"^average: expected last:N or best:N, such as last:5, got \[\]"),
+        ({"parameters": ["ema"]}, r"^parameters: expected raw or ema, got \['ema'\]"),
         ({"parameters": "best"}, "^parameters: expected raw or ema, got 'best'"),
         ({"parameters": "ema", "ema_decay": None}, "^parameters: this run keeps no moving average"),
     ],
@@ -615,10 +618,26 @@ def test_parameters_that_a_run_does_not_have_are_an_error(averaging_run, options
         restored(averaging_run, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor": "2"}, "^tensor: expected a whole number, 1 or more, got '2'"),
+        ({"tensor": None}, "^tensor: expected a whole number, 1 or more, got None"),
+        ({"ensemble": 3}, "^ensemble: expected folders of runs, got 3"),
+        ({"ensemble": None}, "^ensemble: expected folders of runs, got None"),
+        ({"ensemble": b"runs/b"}, "^ensemble: expected folders of runs, got b'runs/b'"),
+    ],
+)
+def test_options_of_another_type_are_an_error(options, says):
+    with pytest.raises(InputError, match=says):
+        trained.load("not read", **options)
+
+
 def test_the_lines_of_an_open_file_are_translated_without_their_ends():
     translator = translator_of()
     lines = io.StringIO("".join(f"{text}\r\n" for text in TEXTS), newline="")
     assert list(translator.stream(lines, window=5)) == translator(TEXTS)
+    assert list(translator.stream(iter(TEXTS), window=2**70)) == translator(TEXTS)
     assert translator([f"{text}\n" for text in TEXTS]) == translator(TEXTS)
     prefixes = ["K"] * len(TEXTS)
     assert translator(TEXTS, [f"{prefix}\n" for prefix in prefixes]) == translator(TEXTS, prefixes)

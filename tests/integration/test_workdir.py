@@ -69,6 +69,20 @@ def test_check_creates_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "tokenizer.model"])
+def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=rf"{name}: expected a file, but it is a folder; remove"):
+        workdir.check(tmp_path, Config())
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "samples"])
+def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=rf"{name}: expected a folder, but it is a file; remove"):
+        workdir.check(tmp_path, Config())
+
+
 def test_a_second_start_with_the_same_config_is_accepted(tmp_path):
     workdir.create(tmp_path, Config())
     workdir.check(tmp_path, Config())

@@ -3,6 +3,7 @@
 import errno
 import functools
 import gc
+import json
 import shutil
 import sys
 import weakref
@@ -374,7 +375,24 @@ def spoil_the_record(step_folder: Path) -> None:
             path.write_bytes(path.read_bytes()[:-5])
 
 
+def change_the_record(step_folder: Path) -> None:
+    path = step_folder / "record/metadata"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "step": record["step"] + 1}))
+
+
+def lose_the_record(step_folder: Path) -> None:
+    path = step_folder / "record/metadata"
+    path.write_text("[]")
+
+
+def lose_the_checksums(step_folder: Path) -> None:
+    path = step_folder / "record/metadata"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": []}))
+
+
 DAMAGES = [truncate_a_file, delete_a_file, flip_a_byte, empty_the_folder, spoil_the_record]
+DAMAGES += [change_the_record, lose_the_record, lose_the_checksums]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -579,3 +597,9 @@ def test_a_failed_write_leaves_no_checkpoint(tmp_path, monkeypatch):
         checkpoints.wait()
     assert "2" not in steps_in(tmp_path)
     assert restore_newest(tmp_path)[1]["step"] == 1
+
+
+def test_damaged_metadata_of_a_step_is_one_message(folder):
+    (folder / "3/_CHECKPOINT_METADATA").write_text("[]")
+    with pytest.raises(ValueError, match=r"the metadata of a checkpoint is damaged: .*; restore"):
+        Checkpoints(folder, read_only=True)

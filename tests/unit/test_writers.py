@@ -9,6 +9,7 @@ import pytest
 
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.metrics_log import MetricsWriter, read_metrics, remove_torn_line
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training.progress import Progress
 from flaxformer_lite.training.run_report import columns
 
@@ -247,3 +248,36 @@ def test_a_log_that_a_disk_fails_to_read_is_named(tmp_path):
     with pytest.raises(OSError, match="Input/output error") as failed:
         read_metrics(path)
     assert failed.value.filename == str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]\n", r"line 1: expected a JSON object, got b'\[\]'; restore the file from a copy"),
+        ("\x00\r\x01\n", r"line 1: expected a JSON object, got b'\\x00\\r\\x01'"),
+        ("[" * 100_000 + "\n", r"line 1: expected a JSON object"),
+        ('{"step": 1, "loss": 2.0}\n', r"line 1: split: expected a text, got None"),
+        ('{"split": "train"}\n', r"line 1: step: expected a number, got None"),
+        ('{"split": "train", "step": "1"}\n', r"line 1: step: expected a number, got '1'"),
+        (
+            '{"split": "train", "step": 1, "loss": []}\n',
+            r"line 1: loss: expected a number, got \[\]",
+        ),
+    ],
+)
+def test_a_damaged_line_is_refused_by_its_number(path, content, message):
+    path.write_text(content, newline="")
+    with pytest.raises(InputError, match=rf"metrics\.jsonl, {message}"):
+        read_metrics(path)
+
+
+def test_a_log_that_is_a_folder_is_refused(path):
+    path.mkdir()
+    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read: Is a directory\.$"):
+        read_metrics(path)
+
+
+def test_a_validation_line_without_the_metric_is_refused(path):
+    write(path, record(1, "validation", loss=3.0))
+    with pytest.raises(InputError, match=r"a validation line has no 'bleu'; restore the file"):
+        metrics_log.validation_scores(path, lambda values: values["bleu"])

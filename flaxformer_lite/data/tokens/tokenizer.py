@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+import unicodedata
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
