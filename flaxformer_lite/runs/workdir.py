@@ -223,16 +223,13 @@ def _check_folder(path: Path) -> None:
             f"--workdir={path}: expected a folder, but it is a file; choose another name."
         )
     run = Workdir(path)
-    for file in (run.config, run.metrics, run.tokenizer):
-        if file.is_dir():
-            raise InputError(
-                f"{file}: expected a file, but it is a folder; remove it, or use a new --workdir."
+    folders = (run.checkpoints, run.samples)
+    for entry in (run.config, run.metrics, run.tokenizer, *folders):
+        if entry.exists() and entry.is_dir() != (entry in folders):
+            kinds = (
+                "a folder, but it is a file" if entry in folders else "a file, but it is a folder"
             )
-    for folder in (run.checkpoints, run.samples):
-        if folder.exists() and not folder.is_dir():
-            raise InputError(
-                f"{folder}: expected a folder, but it is a file; remove it, or use a new --workdir."
-            )
+            raise InputError(f"{entry}: expected {kinds}; remove it, or use a new --workdir.")
     if why_unwritable(path):
         raise InputError(
             f"--workdir={path}: {nearest_existing(path)} cannot be written to; choose another "

@@ -5,6 +5,7 @@ It exits with code 2 for bad input, and with 1 for a disk.
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable
 
 # Error codes of the system for bad paths of a user; not bugs.
@@ -41,6 +42,17 @@ def is_of_a_disk(error: OSError) -> bool:
 def is_of_a_path(error: OSError) -> bool:
     """Whether the error is of a bad path of a user, and not a bug."""
     return error.errno in OF_A_PATH and error.filename is not None
+
+
+def raise_unreachable(path: os.PathLike, cause: BaseException) -> None:
+    """Raises OSError if a disk or a permission made the read fail: the files may be intact.
+
+    TensorStore has the system's code of the error in its text.
+    """
+    for code in (*OF_A_DISK, *OF_A_PATH):
+        is_it = isinstance(cause, OSError) and cause.errno == code
+        if is_it or f"os_error_code='{code}'" in str(cause):
+            raise OSError(code, os.strerror(code), os.fspath(path)) from cause
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

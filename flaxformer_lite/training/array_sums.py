@@ -1,8 +1,10 @@
 """Checksums and averages of trees of arrays, independent of how the arrays are sharded."""
 
+import hashlib
+import json
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -120,3 +122,15 @@ def _add(total: list[dict[Position, np.ndarray]], tree: Tree) -> None:
 
 def _struct(x: jax.Array | np.ndarray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
+
+
+def checksums(parts: Mapping[str, Tree], record: dict[str, Any]) -> dict[str, int | str]:
+    """Returns the checksum of each part, and of `record` by that name."""
+    return {name: checksum(tree) for name, tree in parts.items()} | {"record": _of_json(record)}
+
+
+def _of_json(record: dict[str, Any]) -> str:
+    """Returns the SHA-256 of a record as JSON, without its checksums."""
+    others = {name: value for name, value in record.items() if name != "checksum"}
+    as_read = json.loads(json.dumps(others))  # a number as a key becomes a text
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

@@ -8,7 +8,6 @@ and the one before it is used.
 import contextlib
 import errno
 import functools
-import hashlib
 import inspect
 import json
 import logging
@@ -22,9 +21,9 @@ import jax
 import orbax.checkpoint as ocp
 
 from flaxformer_lite.runs import multihost
-from flaxformer_lite.system.errors import OF_A_DISK, OF_A_PATH, InputError, NotWritten
+from flaxformer_lite.system.errors import InputError, NotWritten, raise_unreachable
 from flaxformer_lite.system.storage import absolute, free_space, in_bucket, remove_tree
-from flaxformer_lite.training.array_sums import Tree, average, checksum
+from flaxformer_lite.training.array_sums import Tree, average, checksums
 
 DAMAGED = ".damaged"
 UNFINISHED = ocp.utils.TMP_DIR_SUFFIX  # in the names of folders that Orbax is still writing
@@ -114,22 +113,11 @@ def _read(folder: Path, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[st
         cause = error
         while cause.__cause__:
             cause = cause.__cause__
-        _raise_unreachable(folder, cause)
+        raise_unreachable(folder, cause)
         reason = str(cause).strip().splitlines() or [type(cause).__name__]
         if isinstance(cause, ValueError) and (file := _not_json(folder)):
             reason = [f"{file} is not JSON"]
         raise InputError(f"{folder}: damaged checkpoint: {reason[0]:.200}") from error
-
-
-def _raise_unreachable(folder: Path, cause: BaseException) -> None:
-    """Raises OSError if a disk or a permission made the read fail: the files may be intact.
-
-    TensorStore has the system's code of the error in its text.
-    """
-    for code in (*OF_A_DISK, *OF_A_PATH):
-        is_it = isinstance(cause, OSError) and cause.errno == code
-        if is_it or f"os_error_code='{code}'" in str(cause):
-            raise OSError(code, os.strerror(code), os.fspath(folder)) from cause
 
 
 def _not_json(folder: Path) -> str | None:
@@ -141,13 +129,6 @@ def _not_json(folder: Path) -> str | None:
             except ValueError:
                 return os.fspath(file.relative_to(folder))
     return None
-
-
-def _digest(record: dict[str, Any]) -> str:
-    """Returns the SHA-256 of a record as JSON, without its checksums."""
-    others = {name: value for name, value in record.items() if name != "checksum"}
-    as_read = json.loads(json.dumps(others))  # a number as a key becomes a text
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def _refuse(folder: Path, wrong: Sequence[str]) -> None:
@@ -273,7 +254,7 @@ class Checkpoints:
         """Starts writing `parts`, of any sharding, and `record` (JSON), unless the step exists."""
         if step in self._manager.all_steps():
             return
-        sums = {name: checksum(tree) for name, tree in parts.items()} | {"record": _digest(record)}
+        sums = checksums(parts, record)
         items = {name: ocp.args.StandardSave(tree) for name, tree in parts.items()}
         items["record"] = ocp.args.JsonSave({**record, "checksum": sums})
         self._bytes = sum(x.nbytes for x in jax.tree.leaves(parts))
@@ -291,7 +272,7 @@ class Checkpoints:
         """
         folder = self.directory / str(step)
         parts, record = multihost.together(lambda: _read(folder, like))
-        sums = {name: checksum(tree) for name, tree in parts.items()} | {"record": _digest(record)}
+        sums = checksums(parts, record)
         wrong = [
             name
             for name, written in record.get("checksum", sums).items()

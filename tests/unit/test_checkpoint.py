@@ -18,6 +18,7 @@ import pytest
 import runs
 import tensorstore
 
+from flaxformer_lite.system import errors
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import array_sums, checkpoint, meshes, parallel
 from flaxformer_lite.training.checkpoint import Checkpoints
@@ -315,9 +316,9 @@ def test_the_code_of_a_failed_read_is_found_in_tensorstore_s_text(tmp_path):
     with pytest.raises(ValueError, match="symbolic links") as cause:
         store.read("loop").result()
     with pytest.raises(OSError, match="symbolic links") as failed:
-        checkpoint._raise_unreachable(tmp_path, cause.value)
+        errors.raise_unreachable(tmp_path, cause.value)
     assert failed.value.errno == errno.ELOOP
-    checkpoint._raise_unreachable(tmp_path, ValueError("DATA_LOSS: Truncated"))  # raises nothing
+    errors.raise_unreachable(tmp_path, ValueError("DATA_LOSS: Truncated"))  # raises nothing
 
 
 def test_a_step_that_exists_is_not_written_again(folder):
