@@ -176,7 +176,7 @@ def test_batches_have_the_shapes_and_types_that_steps_are_compiled_for(architect
 
 
 EVERY = [(arm, *job) for arm in ("mesh of 8", "pmap over 8") for job in JOBS]
-IN_PLAIN = [("mesh of 8", *JOBS[3]), ("pmap over 8", *JOBS[3])]
+IN_PLAIN = [("mesh of 8", *JOBS[3])]
 ON_EIGHT = [
     pytest.param(*each, marks=[] if each in IN_PLAIN else [pytest.mark.slow]) for each in EVERY
 ]

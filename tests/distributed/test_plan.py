@@ -112,6 +112,7 @@ def test_a_loss_in_parts_sends_its_gradients_once(architecture, sizes, monkeypat
     assert sum(in_parts.sent.values()) < sum(at_once.sent.values()) + matrix
 
 
+@pytest.mark.slow
 @ARCHITECTURES
 def test_memory_and_flops_of_a_device_fall_with_the_number_of_devices(architecture):
     one, copies, split = (

@@ -412,7 +412,7 @@ SUITABLE = {
 @pytest.mark.parametrize(
     ("command", "run"),
     [
-        (command, run)
+        pytest.param(command, run, marks=[] if run == "finished_run" else [pytest.mark.slow])
         for command in SUITABLE
         for run, _ in SUITABLE.values()
         if run != SUITABLE[command][0]

@@ -182,9 +182,8 @@ def test_fewer_steps_than_are_done_are_refused_and_nothing_changes(
     assert {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("finished_classifier", marks=pytest.mark.slow), "finished_language_model"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["finished_classifier", "finished_language_model"])
 def test_a_resumed_run_of_another_architecture_is_the_same_bit_for_bit(
     stopped_as, request, tmp_path, name
 ):
@@ -336,6 +335,7 @@ def test_a_finished_run_is_not_changed(finished_run, monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_a_finished_run_is_evaluated_again_with_another_average(finished_run, tmp_path):
     """The log names the checkpoints of the average, which are fewer than 6."""

@@ -120,6 +120,7 @@ def test_queries_of_a_language_model_are_its_predicted_tokens_and_keys_its_input
     assert_nothing_is_read_ahead(each)
 
 
+@pytest.mark.slow
 def test_the_maps_of_a_translator_have_source_tokens_and_predicted_tokens():
     run = run_of("encoder_decoder")
     (source,) = Letters.encode([TEXT])

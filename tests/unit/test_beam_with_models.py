@@ -295,6 +295,7 @@ def test_a_sentence_gets_the_same_beams_in_any_batch():
     assert all_at_once[3] == [([], 0.0)]
 
 
+@pytest.mark.slow
 def test_eight_devices_find_the_texts_of_one_device():
     devices = {"rows": 16, "devices": 8}
     prefixes = [np.full(i % 3, 5, np.int32) for i in range(len(SOURCES))]
