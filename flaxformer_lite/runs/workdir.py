@@ -219,17 +219,16 @@ def is_untrained(path: Path) -> bool:
 
 def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise InputError(
-            f"--workdir={path}: expected a folder, but it is a file; choose another name."
-        )
+        raise InputError(f"--workdir={path}: expected a folder, but it is a file; choose another.")
     run = Workdir(path)
     folders = (run.checkpoints, run.samples)
     for entry in (run.config, run.metrics, run.tokenizer, *folders):
         if entry.exists() and entry.is_dir() != (entry in folders):
-            kinds = (
-                "a folder, but it is a file" if entry in folders else "a file, but it is a folder"
+            one, other = ("file", "folder") if entry.is_dir() else ("folder", "file")
+            raise InputError(
+                f"{entry}: expected a {one}, but it is a {other}; remove it, or use another "
+                "--workdir."
             )
-            raise InputError(f"{entry}: expected {kinds}; remove it, or use a new --workdir.")
     if why_unwritable(path):
         raise InputError(
             f"--workdir={path}: {nearest_existing(path)} cannot be written to; choose another "

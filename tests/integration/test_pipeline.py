@@ -457,6 +457,9 @@ def test_a_slice_of_too_few_examples_says_so(own_files):
     message = r"^config\.data: 'validation\[:5%\]' of .* has no example; take a larger slice"
     with pytest.raises(InputError, match=message):
         dataset.reader("validation[:5%]")
+    message = r"^config\.data: 'train\[:700\]' of .*: the split has \d+ examples; change .*\[:700\]"
+    with pytest.raises(InputError, match=message):
+        dataset.reader("train[:700]")
 
 
 def test_an_overlap_of_training_and_evaluation_data_is_logged(own_files, caplog):

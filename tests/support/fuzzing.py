@@ -130,14 +130,17 @@ def wrong_end(ended: Ended) -> str | None:
 
 
 def left_behind(folder: Path, before: dict[str, bytes], ended: Ended, *, own: str) -> str | None:
-    """Returns which files of `folder` a command left; a successful one may write below `own`."""
+    """Returns which files of `folder` a command left.
+
+    It may write below `own` if it succeeds, or has resumed from an earlier checkpoint.
+    """
     after = runs.files_below(folder)
     changed = sorted(
         name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
     )
     aside = tuple(name.removesuffix(DAMAGED) for name in changed if name.endswith(DAMAGED))
     changed = [name for name in changed if not name.startswith(aside)]  # renamed, with a warning
-    if ended.code == 0:
+    if ended.code == 0 or aside:
         changed = [
             name for name in changed if not name.startswith(own) or HALF_WRITTEN.search(name)
         ]

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -199,10 +200,13 @@ class Dataset:
         try:
             return self._builder.as_data_source(split=split, deserialize_method=raw)
         except ValueError as error:
-            if self._is_empty(split):
+            name = f"config.data: {split!r} of {self.name}"
+            if found := re.search(r"(\[.*\]) incompatible with (\d+) examples", str(error)):
                 raise InputError(
-                    f"config.data: {split!r} of {self.name} has no example; take a larger slice."
+                    f"{name}: the split has {int(found[2]):,} examples; change the slice {found[1]}."
                 ) from error
+            if self._is_empty(split):
+                raise InputError(f"{name} has no example; take a larger slice.") from error
             splits = ", ".join(self._builder.info.splits)
             more = "; set the data.*_files of the missing one" if self.contents else ""
             raise InputError(
