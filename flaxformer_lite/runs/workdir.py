@@ -226,8 +226,7 @@ def _check_folder(path: Path) -> None:
         if entry.exists() and entry.is_dir() != (entry in folders):
             one, other = ("file", "folder") if entry.is_dir() else ("folder", "file")
             raise InputError(
-                f"{entry}: expected a {one}, but it is a {other}; remove it, or use another "
-                "--workdir."
+                f"{entry}: expected a {one}, but it is a {other}; remove it, or use another folder."
             )
     if why_unwritable(path):
         raise InputError(
