@@ -203,7 +203,7 @@ class Dataset:
             name = f"config.data: {split!r} of {self.name}"
             if found := re.search(r"(\[.*\]) incompatible with (\d+) examples", str(error)):
                 raise InputError(
-                    f"{name}: the split has {int(found[2]):,} examples; change the slice {found[1]}."
+                    f"{name}: the split has {int(found[2]):,} examples; change {found[1]}."
                 ) from error
             if self._is_empty(split):
                 raise InputError(f"{name} has no example; take a larger slice.") from error
