@@ -62,7 +62,7 @@ def evaluate_run(
             f"files: expected files of {', '.join(pipeline.ROLES)}, got {min(unknown)!r}."
         )
     bootstrap = given.whole_number(bootstrap, name="bootstrap", least=0)
-    seed = given.whole_number(seed, name="seed")
+    seed = given.whole_number(seed, name="seed", least=0)
     config, data = run.config, run.config.data
     if (references or bootstrap) and config.model.architecture != "encoder_decoder":
         flag = "--references" if references else "--bootstrap"

@@ -276,8 +276,8 @@ def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:
     if decode.get("method", own["method"]) != own["method"]:
         of_methods = config_lib.READ_IF
         own = {name: value for name, value in own.items() if f"decode.{name}" not in of_methods}
-    given = [f"decode.{name}" for name in decode]
-    config = config_lib.resolve({**fields, "decode": {**own, **decode}}, given=given)
+    names = [f"decode.{name}" for name in decode]
+    config = config_lib.resolve({**fields, "decode": {**own, **decode}}, given=names)
     return dataclasses.replace(run, config=config)
 
 

@@ -116,7 +116,7 @@ def _captured() -> Iterator[list[str]]:
 
 
 def wrong_end(ended: Ended) -> str | None:
-    """Returns what is wrong about the end of a command; None if nothing is."""
+    """Returns why the end of a command is wrong; None if it is right."""
     errors = runs.error_lines(ended.err)
     if "Traceback (most recent call last)" in ended.err:
         return f"a traceback, exit code {ended.code}: {ended.err[-3000:]}"

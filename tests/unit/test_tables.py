@@ -1,4 +1,4 @@
-"""Tables, .tsv and .csv: quotes, headers, malformed records, and what is noticed in them."""
+"""Tables, .tsv and .csv: quotes, headers, malformed records, and warnings about them."""
 
 import gzip
 import hashlib

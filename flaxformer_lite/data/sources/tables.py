@@ -82,7 +82,7 @@ def header(path: str, record: Record | None) -> tuple[str, ...]:
         got = columns if isinstance(columns, str) else ", ".join(map(ascii, columns))
         raise InputError(
             f"{path}:1: expected a header, the names of the columns, got {got or 'an empty line'}; "
-            "mend it, or set data.header=False if it is an example."
+            "fix it, or set data.header=False if it is an example."
         )
     if len(names) == 1 and re.search("[,;\t]", names[0]):
         raise InputError(
@@ -106,7 +106,7 @@ def check_header(path: str, names: Sequence[str], wanted: Sequence[str]) -> None
 def notices(
     path: str, head: Sequence[bytes], form: str, names: Sequence[str], *, languages: bool
 ) -> dict[str, str]:
-    """Returns what a file seems to be, as a warning for each field, 'header' and 'quoted'.
+    """Returns a warning for 'header' and for 'quoted' if the file seems to have them.
 
     Args:
       head: the first LOOKED_AT lines.

@@ -96,7 +96,7 @@ def _refusal(reason: str, vocab_size: int, coverage: float) -> InputError:
     if found := re.search(r"to a value <= (\d+)", reason):
         what = (
             f"this text has at most {int(found[1]):,} pieces, got {vocab_size:,}; lower it, or set "
-            "data.vocab_limit='soft', which takes all that there are."
+            "data.vocab_limit='soft', which takes all of them."
         )
     elif found := re.search(r"required_chars\. \d+ vs (\d+)", reason):
         what = (
