@@ -529,7 +529,7 @@ def test_an_evaluator_compiles_each_shape_once_and_calls_back_after_every_batch(
 WRONG = {
     "split": (None, True, 2, b"test", ["test"]),
     "bootstrap": (None, True, -1, 2.0, "2"),
-    "seed": (None, True, 0, 2.0, "2"),
+    "seed": (None, True, -1, 2.0, "2"),
     "references": ("abc", ["a"], {"a": "text"}, {"a": [1]}, {1: ["a"]}),
     "files": ("abc", ["a"], {"test": "a"}, {"test": [1]}, {"tset": ["a"]}),
 }
