@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import optuna
+import sqlalchemy
 import sqlalchemy.exc
 from optuna.storages.journal import JournalFileBackend
 
@@ -32,10 +33,12 @@ def open_study(
       InputError: the storage cannot be used.
     """
     for attempt in itertools.count(1):
+        storage = None
         try:
             storage = _open_storage(folder, url)
             return storage, create(storage)
         except Exception as error:  # from the database's driver, or from the network
+            close_storage(storage)
             if attempt == ATTEMPTS or not isinstance(error, UNAVAILABLE):
                 message = ([*str(error).strip().splitlines(), type(error).__name__])[0].rstrip(".")
                 advice = (
@@ -50,7 +53,7 @@ def open_study(
         time.sleep(RETRY_SECONDS)
 
 
-def close_storage(storage: optuna.storages.BaseStorage) -> None:
+def close_storage(storage: optuna.storages.BaseStorage | None) -> None:
     """Closes the connections to a database."""
     if isinstance(storage, optuna.storages.RDBStorage):
         storage.remove_session()
@@ -59,18 +62,17 @@ def close_storage(storage: optuna.storages.BaseStorage) -> None:
 
 def _open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
     if url is not None:
-        storage = optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-        if storage.engine.dialect.name == "sqlite" and not _file_of(storage):
+        if _is_in_memory(sqlalchemy.make_url(url)):
             raise InputError("a database in memory ends with this process, and so would the sweep")
-        return storage
+        return optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     path = folder / JOURNAL
     return optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalLock(path)))
 
 
-def _file_of(storage: optuna.storages.RDBStorage) -> str:
-    """Returns the file of an SQLite database; '' if it is in memory."""
-    name = storage.engine.url.database or ""
-    return "" if ":memory:" in name else name
+def _is_in_memory(url: sqlalchemy.URL) -> bool:
+    """Whether a database has no file: SQLite's, if its name is empty or :memory:."""
+    name = url.database or ""
+    return url.get_backend_name() == "sqlite" and (not name or ":memory:" in name)
 
 
 class JournalLock:
