@@ -12,6 +12,7 @@ A config file sets only the fields that differ from the defaults:
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -265,7 +266,8 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
     if value is None and types.NoneType in typing.get_args(hint):
         return None
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        is_large = abs(value) > sys.float_info.max
+        value = math.copysign(math.inf, value > 0 or -1) if is_large else float(value)
     if plain is tuple and isinstance(value, list):
         value = tuple(value)
     item_type = typing.get_args(hint)[0] if plain is tuple else None
@@ -287,7 +289,7 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         raise InputError(f"config.{name}: expected {LOWEST[name]} or more, got {value}.")
     if name in HIGHEST and value > HIGHEST[name]:
         raise InputError(f"config.{name}: expected {HIGHEST[name]} or less, got {value}.")
-    if name in POSITIVE and not (value > 0 and math.isfinite(value)):
+    if name in POSITIVE and not 0 < value < math.inf:
         raise InputError(f"config.{name}: expected a positive finite number, got {value}.")
     if name in BELOW_ONE and not 0 <= value < 1:
         raise InputError(f"config.{name}: expected at least 0 and less than 1, got {value}.")

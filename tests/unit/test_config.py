@@ -304,7 +304,7 @@ def test_a_number_below_the_lowest_is_refused_by_name(name):
 
 
 @pytest.mark.parametrize("name", config_lib.POSITIVE)
-@pytest.mark.parametrize("value", [0.0, -1e-3, float("inf"), float("nan")])
+@pytest.mark.parametrize("value", [0.0, -1e-3, float("inf"), float("nan"), 10**400, -(10**400)])
 def test_a_field_that_must_be_positive_and_finite_is_refused_by_name_if_it_is_not(name, value):
     section, field = name.split(".")
     with pytest.raises(
