@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import ctranslate2
 import jax
 import numpy as np
 import optax
@@ -886,7 +887,6 @@ CHINESE = {
 
 @pytest.mark.slow
 def test_chinese_from_a_soft_vocabulary_to_scores_plots_and_exports(tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2")
     workdir, folder = tmp_path / "run", tmp_path / "exported"
     assert runs.fit(workdir, {**CHINESE, "train.num_steps": 24}) == 0
     assert runs.fit(workdir, {**CHINESE, "train.num_steps": 48}) == 0

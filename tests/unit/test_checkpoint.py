@@ -392,8 +392,13 @@ def lose_the_checksums(step_folder: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": []}))
 
 
+def put_another_file_in_place_of_the_record(step_folder: Path) -> None:
+    shutil.copy(step_folder / "_CHECKPOINT_METADATA", step_folder / "record/metadata")
+
+
 DAMAGES = [truncate_a_file, delete_a_file, flip_a_byte, empty_the_folder, spoil_the_record]
 DAMAGES += [change_the_record, lose_the_record, lose_the_checksums]
+DAMAGES += [put_another_file_in_place_of_the_record]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
