@@ -23,7 +23,7 @@ from flaxformer_lite.data.tokens import (
     tokenizer,
     vocabulary,
 )
-from flaxformer_lite.data.tokens.ragged import count_shared
+from flaxformer_lite.data.tokens.ragged import count_shared, hashes
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.fields import BOS, OWN_TEXT
@@ -344,14 +344,15 @@ def _warn_of_equal_examples(
     dataset: Dataset, train: Tokens, tokens: Tokenizer, config: Config
 ) -> None:
     """Warns of examples of validation and test that are in train too, word for word."""
+    of_train = hashes(train.sides()) if jax.process_index() == 0 else None
     for role in ("validation", "test"):
         name = getattr(config.data, f"{role}_split")
         part = dataset.part(role)
         examples = _stored(part.reader(name), tokens, config)
         is_slice = part is dataset and dataset.shared(config.data.train_split, name)
-        if is_slice or jax.process_index() != 0:  # a slice of the same examples is warned of above
+        if is_slice or of_train is None:  # a slice of the same examples is warned of above
             continue
-        if shared := count_shared(examples.sides(), train.sides()):
+        if shared := count_shared(examples.sides(), of_train):
             logging.warning(
                 "config.data.%s_split: %s of %s examples are in %s too, word for word: scores on "
                 "them are too good.",

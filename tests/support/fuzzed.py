@@ -119,7 +119,7 @@ def corpus(rng: random.Random, folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def whole_corpus(rng: random.Random, kind: str, folder: Path) -> dict[str, str]:
-    """Writes the files of a dataset without a fault; returns the fields that name them."""
+    """Writes well-formed files of a dataset; returns the fields that name them."""
     fields = {}
     for split, count in (("train", 80), ("validation", 8), ("test", 4)):
         rows = [_row(rng, kind) for _ in range(count)]
@@ -271,7 +271,7 @@ def options(rng: random.Random, name: str, method: str) -> dict[str, object]:
 
 
 def damage(rng: random.Random, folder: Path) -> str:
-    """Damages one file or folder of a run; returns what was done."""
+    """Damages one file or folder of a run; returns a description."""
     paths = sorted(path for path in folder.rglob("*") if ".lock" not in path.name)
     small = [path for path in paths if "checkpoints" not in path.parts and path.is_file()]
     records = [path for path in paths if "record" in path.parts and path.is_file()]

@@ -237,7 +237,7 @@ class Fuzzer:
         return once
 
     def try_one(self, kind: str, number: int, seed: int) -> tuple[str, str | None]:
-        """Returns the description of an input and what is wrong about its end, if anything."""
+        """Returns the description of an input, and why its end is wrong, if it is."""
         shutil.rmtree(self.sandbox, ignore_errors=True)
         self.sandbox.mkdir()
         os.chdir(self.sandbox)

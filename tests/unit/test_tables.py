@@ -191,7 +191,7 @@ TAKEN = r"config\.data\.header: a\.csv:1 \(Hello, Hallo\) is read as the names o
         ("a.tsv", b"\xff\ten\tde\n", {}, [HEADER.format(r"a\.tsv", r"\?, en, de")]),
         ("a.csv", "Hello,Hallo\n", {}, [TAKEN]),
         ("a.csv", "Hello,Hallo\n", dict(names=("en", "de")), [TAKEN]),
-        # what the config says, and what is no sign
+        # declared by the config, and no sign
         ("a.tsv", 'en\tde\n"a, b"\tc\n', dict(header=False, quoted=False), []),
         ("a.tsv", 'en\tde\n"a, b"\tc\n', dict(header=True, quoted=True), []),
         ("a.tsv", '"Yes, sir", he said.\tx\n"Yes, sir"\ty\n', {}, []),

@@ -387,7 +387,7 @@ def _check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
     if not builder.info.splits:
         raise InputError(
             f"{name} is not prepared: {builder.data_dir} is empty; set TFDS_DATA_DIR "
-            "to the folder where it is, or prepare it once, where TensorFlow is installed, with: "
+            "to its folder, or prepare it once, on a machine with TensorFlow, with: "
             f"tfds build {shlex.quote(name)} --file_format=array_record",
             where="config.data.dataset",
         )

@@ -91,7 +91,7 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
 
 
 def _warn(own: OwnText, found: Mapping[str, Corpus]) -> None:
-    """Warns once of a header, and once of quotes, that the config does not tell of."""
+    """Warns once of a header, and once of quotes, that the config does not declare."""
     notices: dict[str, str] = {}
     for corpus in found.values():
         if corpus.form in DELIMITERS and None in (own.header, own.quoted):

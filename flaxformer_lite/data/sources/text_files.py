@@ -111,7 +111,7 @@ class Corpus:
         return itertools.chain.from_iterable(map(of_row, self.rows))
 
     def _of_lines(self, paths: Sequence[str]) -> Iterator[Example]:
-        """Yields the examples of files of which each has some of the fields."""
+        """Yields the examples of aligned files. Each file has some of the fields."""
         per_file = 1 if self.form == "lines" else len(self.fields)
         aligned = _aligned_lines(paths, longest=self.longest_line)
         for number, lines in enumerate(aligned, start=1):
