@@ -21,7 +21,6 @@ from flaxformer_lite.data.tokens import (
     store,
     subwords,
     tokenizer,
-    vocabulary,
 )
 from flaxformer_lite.data.tokens.ragged import count_shared, hashes
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
@@ -297,7 +296,7 @@ def provide_tokenizer(
 
     multihost.together(prepare)
     reader = dataset.reader(config.data.train_split)
-    vocabulary.provide_tokenizer(config, reader, tokenizer_path, verify=verify)
+    subwords.provide_tokenizer(config, reader, tokenizer_path, verify=verify)
     return multihost.together(lambda: tokenizer.load(tokenizer_path, source_normalization(config)))
 
 

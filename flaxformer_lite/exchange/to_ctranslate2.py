@@ -48,7 +48,9 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
     spec.optimize(quantization)
     spec.save(str(folder))
     write_models(run.tokenizer, folder)
-    arguments = ctranslate2_arguments(run.config.decode, translates=translates, longest=run.longest)
+    arguments = ctranslate2_arguments(
+        run.config.decode, translates=translates, limit=model.max_length
+    )
     write_json(
         folder / "decode.json", arguments | {"suppress_sequences": [[target[PAD]], [target[BOS]]]}
     )
@@ -96,17 +98,16 @@ def _usage(run: Trained, source: list[str], target: list[str], *, translates: bo
     return usage
 
 
-def ctranslate2_arguments(
-    decode: DecodeConfig, *, translates: bool, longest: int
-) -> dict[str, Any]:
+def ctranslate2_arguments(decode: DecodeConfig, *, translates: bool, limit: int) -> dict[str, Any]:
     """Returns arguments of `translate_batch` or `generate_batch` that decode as `decode` does.
 
     Args:
-      longest: tokens of a text; CTranslate2 has one limit for all texts.
+      limit: the most decoding steps, the end symbol counted; CTranslate2 has one limit for all
+        texts.
     """
     arguments: dict[str, Any] = {"beam_size": 1, "disable_unk": True}
     arguments["min_decoding_length" if translates else "min_length"] = decode.min_length
-    arguments["max_decoding_length" if translates else "max_length"] = longest
+    arguments["max_decoding_length" if translates else "max_length"] = limit
     if translates:
         arguments["max_input_length"] = 0  # the default truncates silently after 1,024 tokens
     else:

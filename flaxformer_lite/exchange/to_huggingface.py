@@ -50,7 +50,7 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
         {special_ids["pad"], special_ids["start"], special_ids["unk"]} - {special_ids["eos"]}
     )
     generation = id_fields | {"bad_words_ids": [[id] for id in never]}
-    generation |= generation_settings(run.config.decode, longest=model.max_length)
+    generation |= generation_settings(run.config.decode, limit=model.max_length)
     write_json(folder / "generation_config.json", generation)
     separate = vocabularies["source"] != vocabularies["target"]
     write_json(folder / "vocab.json", vocabularies["source"])
@@ -82,14 +82,14 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
     )
 
 
-def generation_settings(decode: DecodeConfig, *, longest: int) -> dict[str, Any]:
+def generation_settings(decode: DecodeConfig, *, limit: int) -> dict[str, Any]:
     """Returns the fields of generation_config.json that decode as `decode` does.
 
     Args:
-      longest: tokens of a text, with the start symbol.
+      limit: the most decoding steps, the end symbol counted.
     """
     settings = {
-        "max_length": longest,
+        "max_length": limit + 1,  # with the start symbol
         "min_length": decode.min_length + 1,
         "num_beams": 1,
         "do_sample": False,

@@ -92,13 +92,15 @@ def written_by(engine, arguments, texts):
     words = [[PIECES[i] for i in ids] for ids in texts]
     if isinstance(engine, ctranslate2.Translator):
         written = [result.hypotheses[0] for result in engine.translate_batch(words, **arguments)]
-        scores = [result.log_probs for result in engine.score_batch(words, written)]
+        scored = [row[: LONGEST - 1] for row in written]  # the end symbol is one more
+        scores = [result.log_probs for result in engine.score_batch(words, scored)]
     else:
         # The result has no end symbol: only its length shows whether a text ended or was cut.
         prompts = [["<s>", *word] for word in words]
         written = [result.sequences[0] for result in engine.generate_batch(prompts, **arguments)]
         scores = [
-            result.log_probs for result in engine.score_batch([["<s>", *word] for word in written])
+            result.log_probs
+            for result in engine.score_batch([["<s>", *row[: LONGEST - 1]] for row in written])
         ]
     return [[PIECES.index(word) for word in row] for row in written], scores
 
@@ -130,7 +132,7 @@ def assert_same_engine(config, folder):
     ties, decided = 0, 0
     for n, (ids, prompt) in enumerate(zip(written, prompts, strict=True)):
         assert ids[:prompt] == (texts[n] if prompt else [])
-        ends = [EOS] if len(ids) < LONGEST - 1 else []
+        ends = [EOS] if len(ids) < LONGEST else []
         for position, token in list(enumerate([*ids, *ends]))[prompt:]:
             best = allowed_NTV[n, position].max()
             ties += token != allowed_NTV[n, position].argmax()
@@ -139,7 +141,8 @@ def assert_same_engine(config, folder):
     # The outputs depend on the sources.
     assert ties < 3 and decided > 150 and len({round(sum(row), 2) for row in scores}) > 50
     for ids, row, log_prob_TV in zip(written, scores, log_prob_NTV, strict=True):
-        tokens = [*ids, EOS] if config.architecture == "encoder_decoder" else ids
+        tokens = ids[: LONGEST - 1]
+        tokens = [*tokens, EOS] if config.architecture == "encoder_decoder" else tokens
         ours = log_prob_TV[np.arange(len(tokens)), tokens]
         np.testing.assert_allclose(row, ours[: len(row)], atol=1e-3)
         assert len(row) == len(tokens) and abs(sum(row) - ours.sum()) < 1e-3
@@ -342,9 +345,7 @@ def test_int8_has_a_quarter_of_the_size_and_nearly_the_same_output(tmp_path):
     ],
 )
 def test_the_arguments_decode_as_the_run_does(decode, expected):
-    found = to_ctranslate2.ctranslate2_arguments(
-        DecodeConfig(**decode), translates=True, longest=17
-    )
+    found = to_ctranslate2.ctranslate2_arguments(DecodeConfig(**decode), translates=True, limit=17)
     assert expected.items() <= found.items() and found["max_decoding_length"] == 17
     assert found["max_input_length"] == 0  # the default truncates long sources silently
 

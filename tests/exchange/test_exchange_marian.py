@@ -1082,8 +1082,8 @@ class Letters:
     ],
 )
 def test_the_decoding_settings_are_exported(decode, expected):
-    found = to_huggingface.generation_settings(DecodeConfig(**decode), longest=17)
-    assert expected.items() <= found.items() and found["max_length"] == 17
+    found = to_huggingface.generation_settings(DecodeConfig(**decode), limit=17)
+    assert expected.items() <= found.items() and found["max_length"] == 18
 
 
 @pytest.mark.parametrize(

@@ -910,7 +910,5 @@ def test_chinese_from_a_soft_vocabulary_to_scores_plots_and_exports(tmp_path):
     )
     theirs = [pieces.decode(each.hypotheses[0]) for each in found]
     ours = translate.load(workdir)(sources)
-    # A text that never ends is cut one token earlier by CTranslate2, at its limit for all texts.
-    cut = [len(own) - len(text) for own, text in zip(ours, theirs, strict=True)]
-    assert all(own.startswith(text) for own, text in zip(ours, theirs, strict=True))
-    assert max(cut) <= 2 and len(set(theirs)) > 1
+    assert theirs == ours
+    assert len(set(theirs)) > 1

@@ -11,7 +11,7 @@ from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.cldr import languages
 from flaxformer_lite.data.sources import builders
 from flaxformer_lite.data.sources.examples import Examples, Reader
-from flaxformer_lite.data.tokens import tokenizer, vocabulary
+from flaxformer_lite.data.tokens import subwords, tokenizer
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
 from flaxformer_lite.fields import BOS, EOS, PAD
 from flaxformer_lite.system.errors import InputError
@@ -207,7 +207,7 @@ def test_the_vocabulary_is_trained_on_evenly_spaced_sources_and_targets(columns,
     reader = Numbered(number, *columns)
     every = [f"{side} {i}" for side in columns if side != "label" for i in range(number)]
     expected = [every[i * len(every) // 499] for i in range(499)] if len(every) > 499 else every
-    assert vocabulary.vocabulary_texts(reader, 499) == expected
+    assert subwords.vocabulary_texts(reader, 499) == expected
     assert len(reader.requested) == len(expected)
 
 

@@ -1,23 +1,85 @@
-"""Subword regularisation: a new segmentation of each training text in each epoch.
+"""The subwords of a run: trains its tokenizer, and samples segmentations of training texts.
 
-The methods are BPE-dropout (Provilkov 2020) and sampling from a unigram model (Kudo 2018). A sample
-is a function of the seed, the epoch, the example's number and its side. It is the same after a
-resume and for any number of processes. A sample has more ids than the tokenizer's segmentation, so
-batches are planned with extra length. A row that is still too short gets the tokenizer's ids.
+Subword regularisation is a new segmentation of each training text in each epoch. The methods are
+BPE-dropout (Provilkov 2020) and sampling from a unigram model (Kudo 2018). A sample is a function
+of the seed, the epoch, the example's number and its side. It is the same after a resume and for any
+number of processes. A sample has more ids than the tokenizer's segmentation, so batches are planned
+with extra length. A row that is still too short gets the tokenizer's ids.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from flaxformer_lite.data.sources.examples import Examples
+from flaxformer_lite.config import Config, source_normalization
+from flaxformer_lite.data.sources.examples import Examples, Reader
+from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.data.tokens.ragged import Ragged, mixed
 from flaxformer_lite.data.tokens.segmentation import Segmenter
 from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.runs import multihost
+from flaxformer_lite.system.errors import InputError
 
+READ_AT_ONCE = 8192  # examples in memory as text
 GROWTH_SAMPLE = 1000  # evenly spaced examples for the estimate of the growth
 EXAMPLES_AT_ONCE = 50  # segmentation takes some hundred bytes a character
 SHARE = 0.9  # share of texts that fit into the planned length
+
+
+def vocabulary_texts(reader: Reader, count: int, kind: str = "none") -> list[str]:
+    """Returns at most `count` evenly spaced texts of all sources, then all targets.
+
+    Reads only the returned texts.
+
+    Args:
+      kind: the normalisation of the sources.
+    """
+    sides = [side for side in ("source", "target") if side in reader.columns]
+    total, texts = len(sides) * len(reader), []
+    chosen = np.arange(min(count, total)) * total // max(1, min(count, total))
+    for number, side in enumerate(sides):
+        examples = chosen[chosen // max(1, len(reader)) == number] - number * len(reader)
+        for first in range(0, len(examples), READ_AT_ONCE):
+            some = getattr(reader(examples[first : first + READ_AT_ONCE]), side)
+            texts += [
+                tokenizer.normalized(text, kind) if side == "source" else text for text in some
+            ]
+    return texts
+
+
+def provide_tokenizer(config: Config, reader: Reader, path: Path, *, verify: bool) -> None:
+    """Trains the tokenizer in process 0 if `path` does not exist.
+
+    Args:
+      reader: of the training split.
+      verify: whether to train an existing tokenizer again, and compare the result.
+
+    Raises:
+      InputError: the tokenizer cannot be trained, or the existing one differs.
+    """
+
+    def provide() -> None:
+        if path.exists() and not verify:
+            return
+        kind = source_normalization(config)
+        texts = vocabulary_texts(reader, config.data.vocabulary_sample, kind)
+        options = {
+            "vocab_size": config.data.vocab_size,
+            "kind": config.data.tokenizer,
+            "vocab_limit": config.data.vocab_limit,
+            "character_coverage": config.data.character_coverage,
+        }
+        if not path.exists():
+            tokenizer.train(texts, path, **options)
+        elif tokenizer.trained(texts, **options) != path.read_bytes():
+            raise InputError(
+                f"{path}: not what the text of {config.data.train_split!r} gives now, and no "
+                "checkpoint needs it yet; put the old text back, or delete it, which makes a new "
+                "one."
+            )
+
+    multihost.by_process_0(provide)
 
 
 class SubwordSampler:
