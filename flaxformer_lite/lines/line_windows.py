@@ -14,6 +14,7 @@ from flaxformer_lite.system.compressed import (
     CONVERT,
     UNREADABLE,
     UTF16,
+    decompressed,
     is_compressed,
     open_bytes,
     why_unreadable,
@@ -72,10 +73,11 @@ def as_text(lines: Iterable[str]) -> str:
 
 
 def standard_input(flag: str = "--input") -> BinaryIO:
-    """Returns the bytes of standard input; raises InputError if it is closed."""
+    """Returns the bytes of standard input, decompressed; raises InputError if it is closed."""
     if sys.stdin is None:
         raise InputError(f"{flag}: standard input is closed; name a file with {flag}=FILE.")
-    return sys.stdin.buffer
+    # a terminal is not compressed, and its end of input must not be read ahead
+    return sys.stdin.buffer if sys.stdin.isatty() else decompressed(sys.stdin.buffer)
 
 
 def standard_output() -> BinaryIO:

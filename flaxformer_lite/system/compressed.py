@@ -86,21 +86,31 @@ def open_bytes(path: str | Path) -> BinaryIO:
     """
     file = open(path, "rb", CHUNK)  # noqa: SIM115 - the caller closes it
     try:
-        head = file.peek(16)[:16]
-        for each in FORMATS:
-            if each.starts(head):
-                return io.BufferedReader(_Owner(each.reader(file), file), CHUNK)
+        return decompressed(file, file.close)
     except BaseException:
         file.close()
         raise
+
+
+def decompressed(file: BinaryIO, close: Callable[[], None] = lambda: None) -> BinaryIO:
+    """Returns `file`, decompressed if its first bytes are of a format of FORMATS.
+
+    Args:
+      close: is called when the decompressed stream is closed.
+    """
+    file = file if hasattr(file, "peek") else io.BufferedReader(file)
+    head = file.peek(16)[:16]
+    for each in FORMATS:
+        if each.starts(head):
+            return io.BufferedReader(_Decompressed(each.reader(file), close), CHUNK)
     return file
 
 
-class _Owner(io.RawIOBase):
-    """A decompressed stream that closes the compressed file below it."""
+class _Decompressed(io.RawIOBase):
+    """A decompressed stream."""
 
-    def __init__(self, stream: BinaryIO, file: BinaryIO):
-        self._stream, self._file = stream, file
+    def __init__(self, stream: BinaryIO, close: Callable[[], None]):
+        self._stream, self._close = stream, close
 
     def readable(self) -> bool:
         return True
@@ -113,7 +123,7 @@ class _Owner(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             self._stream.close()
-            self._file.close()
+            self._close()
         super().close()
 
 
@@ -125,7 +135,7 @@ def is_gzip(path: str | Path) -> bool:
 
 def is_compressed(file: BinaryIO) -> bool:
     """Whether a file of `open_bytes` is decompressed while it is read."""
-    return isinstance(getattr(file, "raw", None), _Owner)
+    return isinstance(getattr(file, "raw", None), _Decompressed)
 
 
 def compressor(path: Path | None) -> Callable[[bytes], bytes]:

@@ -200,6 +200,7 @@ class Checkpoints:
             enable_async_checkpointing=True,
             create=not read_only,
             read_only=read_only,
+            save_interval_steps=0 if read_only else 1,  # Orbax warns about 1 in a reader
         )
         if not read_only and jax.process_index() == 0:
             for entry in self._entries():

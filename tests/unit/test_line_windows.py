@@ -1,8 +1,10 @@
 """Lines are read in windows: their borders depend only on the bytes, and their size is bounded."""
 
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import os
 import threading
 
@@ -147,6 +149,9 @@ def test_the_end_of_the_input_is_read_once(monkeypatch):
     class Terminal(io.BytesIO):
         ends = 0
 
+        def isatty(self):
+            return True
+
         def readline(self, *size):
             line = super().readline(*size)
             self.ends += not line
@@ -157,6 +162,14 @@ def test_the_end_of_the_input_is_read_once(monkeypatch):
     with LineReader(None) as reader:
         assert [len(window.lines) for window in reader.windows(17)] == [17, 1]
     assert terminal.ends == 1
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_standard_input_is_decompressed(monkeypatch, compress):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(compress(RAW))))
+    with LineReader(None) as reader:
+        found = [line for window in reader.windows(17) for line in window.lines]
+    assert found == LINES and reader.size is None
 
 
 def test_an_empty_file_has_no_window_and_an_unreadable_file_is_refused(path, tmp_path):
