@@ -11,4 +11,4 @@ For example, `x_BTD` has the shape (batch, target length, d_model), and `'BTHK,B
 the product of each query with each key.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
