@@ -1,4 +1,7 @@
-"""Prints the section of CHANGELOG.md of a tag, if all files state its version: `release_notes.py v0.2.0`."""
+"""Prints the CHANGELOG.md section of a tag: `python .github/release_notes.py v0.2.0`.
+
+Fails if a file states another version than the tag.
+"""
 
 import re
 import sys
@@ -34,9 +37,13 @@ def section(changelog: str, version: str) -> str:
 def notes(tag: str, root: Path = ROOT) -> str:
     """Returns the release notes of a tag; raises ValueError if a file states another version."""
     version = tag.removeprefix("v")
-    wrong = [f"{file} has {found}" for file, found in stated_versions(root).items() if found != version]
+    wrong = [
+        f"{file} has {found}" for file, found in stated_versions(root).items() if found != version
+    ]
     if wrong or tag == version:
-        raise ValueError(f"tag {tag}: expected v{version} and {version} everywhere; {'; '.join(wrong)}")
+        raise ValueError(
+            f"tag {tag}: expected v{version} and {version} everywhere; {'; '.join(wrong)}"
+        )
     return section(_text(root, "CHANGELOG.md"), version)
 
 
