@@ -246,7 +246,7 @@ def init_violations(root: Path) -> list[str]:
 def size_violations(root: Path) -> list[str]:
     """Returns files and functions over their limit, and files with forbidden names."""
     modules = sorted((root / PACKAGE).rglob("*.py"))
-    limits = {root / "train.py": 40, root / "CONTRIBUTING.md": 40}
+    limits = {root / "train.py": 40, root / "CONTRIBUTING.md": 100}
     limits |= dict.fromkeys(modules, MAX_FILE_LINES)
     found = []
     for path, limit in limits.items():
@@ -431,7 +431,7 @@ BREAKS = [
     ),
     (CONFIG, "\n" * 401, "flaxformer_lite/config.py has 401 lines, the limit is 400"),
     ("train.py", "\n" * 41, "train.py has 41 lines, the limit is 40"),
-    ("CONTRIBUTING.md", "\n" * 41, "CONTRIBUTING.md has 41 lines, the limit is 40"),
+    ("CONTRIBUTING.md", "\n" * 101, "CONTRIBUTING.md has 101 lines, the limit is 100"),
     (
         TRAIN,
         "def fit():\n" + "    pass\n" * 90,
