@@ -269,9 +269,10 @@ def _open(folder: Path, options: StudyOptions) -> tuple[optuna.storages.BaseStor
 
     storage, study = study_storage.open_study(folder, options.storage, create)
     if study.user_attrs.setdefault("sweep", options.sweep) != options.sweep:
+        where = study_storage.without_password(str(options.storage or folder))
         raise InputError(
-            f"--study={options.name}: the study in {options.storage or folder} belongs to another "
-            "sweep; choose another name."
+            f"--study={options.name}: the study in {where} belongs to another sweep; choose "
+            "another name."
         )
     study.set_user_attr("sweep", options.sweep)
     return storage, study

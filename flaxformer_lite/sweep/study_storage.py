@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,9 +49,16 @@ def open_study(
                     "driver is installed, such as postgresql://USER@HOST/NAME"
                 )
                 raise InputError(
-                    f"--storage={url or folder / JOURNAL}: cannot be used: {message}; {advice}."
+                    without_password(
+                        f"--storage={url or folder / JOURNAL}: cannot be used: {message}; {advice}."
+                    )
                 ) from error
         time.sleep(RETRY_SECONDS)
+
+
+def without_password(text: str) -> str:
+    """Returns the text with *** in place of the passwords of URLs."""
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
 
 
 def close_storage(storage: optuna.storages.BaseStorage | None) -> None:

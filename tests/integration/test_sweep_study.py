@@ -336,6 +336,14 @@ def test_a_storage_that_cannot_be_used_is_named(open_study, monkeypatch):
         open_study(storage="nosuchdatabase://here")
 
 
+def test_the_password_of_a_database_is_not_in_the_message(open_study, monkeypatch):
+    monkeypatch.setattr(study_storage, "RETRY_SECONDS", 0.0)
+    url = "postgresql+nosuchdriver://me:s3cret@here/sweeps"
+    with pytest.raises(ValueError, match=r"nosuchdriver://me:\*\*\*@here/sweeps: ") as caught:
+        open_study(storage=url)
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
 def test_a_database_that_ends_with_the_process_is_refused(open_study, url):
     with pytest.raises(ValueError, match=f"^--storage={url}: .* a database in memory ends with"):
