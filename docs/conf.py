@@ -33,6 +33,8 @@ nitpicky = True
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+myst_update_mathjax = False
+html_math_renderer = "mathml"
 suppress_warnings: list[str] = []  # a link without a target is an error, as are all warnings
 
 # Notebooks
