@@ -33,6 +33,7 @@ nitpicky = True
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+myst_dmath_allow_digits = False  # "$5 to $10" is text
 myst_update_mathjax = False
 html_math_renderer = "mathml"
 suppress_warnings: list[str] = []  # a link without a target is an error, as are all warnings

@@ -14,11 +14,11 @@ class ModelConfig:
     A section, table or equation without an author is of "Attention Is All You Need".
     """
 
-    # section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
+    # stacks of layers; section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
     architecture: str = "encoder_decoder"
-    # section 3.2.3; 'masked': bidirectional, predicts masked tokens (Ghazvininejad 2019, section 2)
+    # attends to earlier tokens, section 3.2.3; 'masked': to all (Ghazvininejad 2019, section 2)
     decoder: str = "causal"
-    # number of token ids; None: the size of the tokenizer; section 5.1
+    # number of token ids; None: the tokenizer's; section 5.1
     vocab_size: int | None = None
     # width of the embeddings and of each layer's input and output; section 3.1
     d_model: int = 512
@@ -30,51 +30,51 @@ class ModelConfig:
     d_head: int | None = None
     # inner width of the feed-forward network; section 3.3
     d_ff: int = 2048
-    # section 3.1
+    # layers of the encoder; section 3.1
     num_encoder_layers: int = 6
-    # section 3.1
+    # layers of the decoder; section 3.1
     num_decoder_layers: int = 6
     # longest source or target, in tokens, end symbol included; section 3.5
     max_length: int = 256
     # position scheme; section 3.5; model/positions.py lists the source of each scheme
     position: str = "sinusoidal"
-    # 'rotary': longest wavelength / (2 pi) (Su 2021, section 3.2.2)
+    # 'rotary': longest wavelength, divided by 2 pi (Su 2021, section 3.2.2)
     rope_base: float = 10000.0
     # 'relative': longer distances share one vector (Shaw 2018, section 3.2)
     relative_clip: int = 16
     # 'relative': vectors are added to the values too (Shaw 2018, equation 3)
     relative_values: bool = False
-    # section 3.2.1; 'additive' (Bahdanau 2015, appendix A.1.2)
+    # how queries and keys are compared; section 3.2.1; 'additive' (Bahdanau 2015, appendix A.1.2)
     attention: str = "dot_product"
     # largest distance, in tokens, that self-attention covers; None: no limit; section 4
     attention_window: int | None = None
-    # implementation of attention, all with the same result; section 3.2.1 and model/backends.py
+    # implementation of attention; all have the same result; section 3.2.1; model/backends.py
     backend: str = "auto"
-    # section 3.1 (Ba 2016); 'rms_norm' (Zhang 2019)
+    # normalisation of activations; section 3.1 (Ba 2016); 'rms_norm' (Zhang 2019)
     norm: str = "layer_norm"
-    # section 3.1: LayerNorm(x + sublayer(x)); 'pre' (Xiong 2020): x + sublayer(norm(x))
+    # 'post': norm(x + sublayer(x)), section 3.1; 'pre': x + sublayer(norm(x)) (Xiong 2020)
     norm_placement: str = "post"
     # added to the variance before the square root (Ba 2016)
     norm_epsilon: float = 1e-6
-    # section 3.3; 'gelu', 'silu' and gated 'reglu', 'geglu', 'swiglu' (Shazeer 2020)
+    # of the feed-forward network; section 3.3; gated: 'reglu', 'geglu', 'swiglu' (Shazeer 2020)
     activation: str = "relu"
     # biases in attention, feed-forward and norm; section 3.3; False: Chowdhery 2022, section 2
     use_bias: bool = True
-    # one learned number a token, added to the logits; section 3.4 has none
+    # a learned bias for each token id is added to its logit; section 3.4 has none
     output_bias: bool = False
-    # source, target and output share one matrix, section 3.4; False: one matrix each
+    # source, target and output share one embedding matrix; section 3.4; False: one matrix each
     tie_embeddings: bool = True
-    # 'encoder_classifier': 'mean' of the vectors of a text, or its 'first' (Devlin 2019, section 3)
+    # 'encoder_classifier': the 'mean' of a text's vectors or the 'first' (Devlin 2019, section 3)
     pooling: str = "mean"
-    # 'encoder_classifier': classes; None: those of the dataset (Devlin 2019, section 3)
+    # 'encoder_classifier': number of classes; None: the dataset's (Devlin 2019, section 3)
     num_classes: int | None = None
-    # rate on embeddings and on each sublayer's output; section 5.4
+    # dropout rate of embeddings and of each sublayer's output; section 5.4
     dropout: float = 0.1
-    # rate on attention weights (Devlin 2019, appendix A.2); section 5.4 has none
+    # dropout rate of attention weights (Devlin 2019, appendix A.2); section 5.4 has none
     attention_dropout: float = 0.0
-    # activations recomputed in the backward pass (Chen 2016); model/layers.py
+    # recompute in the backward pass: 'full': all, 'dots': all but matrix products (Chen 2016)
     remat: str = "none"
-    # type of activations; 'bfloat16' (Kalamkar 2019) keeps parameters, softmax and loss in float32
+    # type of activations; parameters, softmax and loss stay float32 (Kalamkar 2019)
     dtype: str = "float32"
 
 
@@ -82,13 +82,13 @@ class ModelConfig:
 class DataConfig:
     """Datasets, tokenizer and batches."""
 
-    # a TFDS dataset, name/config, that suits model.architecture; or one of OWN_TEXT
+    # TFDS dataset, name/config; or 'parallel_text', 'plain_text', 'labelled_text': custom files
     dataset: str = "cldr_translate/en-de"
-    # custom text: 2 files with a sentence a line, or 1 of TSV, CSV or JSONL; globs allowed
+    # custom text: 2 files with a sentence per line, or 1 of TSV, CSV or JSONL; globs allowed
     train_files: tuple[str, ...] = ()
-    # as train_files
+    # files of the validation split, as train_files
     validation_files: tuple[str, ...] = ()
-    # as train_files
+    # files of the test split, as train_files
     test_files: tuple[str, ...] = ()
     # custom text, malformed lines: 'refuse' the dataset, or 'drop' their examples
     faults: str = "refuse"
@@ -118,30 +118,30 @@ class DataConfig:
     tokenizer: str = "unigram"
     # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
     vocab_size: int = 37000
-    # a text with fewer pieces than vocab_size: 'hard': refuse it, 'soft': take all that it has
+    # if the text has fewer pieces than vocab_size: 'hard': refuse it, 'soft': use all of them
     vocab_limit: str = "hard"
-    # texts that the tokenizer is trained on, evenly spaced over the split; if fewer: all
+    # texts for training the tokenizer, evenly spaced over the split; all if there are fewer
     vocabulary_sample: int = 100_000
     # new random segmentation each epoch: dropout rate of 'bpe', alpha of 'unigram'; 0: fixed
     subword_sampling: float = 0.0
     # target positions of a batch, padding included; section 5.1
     tokens_per_batch: int = 25000
-    # padded lengths in tokens; one compilation each
+    # lengths that rows are padded to, in tokens; one compilation each
     buckets: tuple[int, ...] = (32, 64, 128, 256)
-    # choose n padded lengths that minimise the padding of the training texts; None: `buckets`
+    # number of lengths, chosen to minimise the padding of the training texts; None: `buckets`
     num_buckets: int | None = None
-    # rows of the longest bucket hold several examples, which do not attend to each other
+    # a row of the longest bucket holds several examples, which do not attend to each other
     packing: bool = False
     # a batch's rows are a multiple of this, so that devices can share them
     rows_multiple: int = 8
     # seed of the order of examples
     seed: int = 0
-    # the texts are tokenised already: the metric is 'bleu_tokenized' in place of 'bleu'
+    # the texts are already tokenised: the metric is 'bleu_tokenized' instead of 'bleu'
     pretokenized: bool = False
-    # share of characters that have pieces, others are bytes; None: 1, or 0.9995 if there are many
+    # share of characters with their own pieces, others are bytes; None: 1, or 0.9995 if many
     character_coverage: float | None = None
-    # of sources: 'whitespace' (runs become one space, invisible characters go), 'nfc', 'nfkc' (the
-    # same after that form), 'none'; None: 'whitespace' for custom text, else 'none'
+    # of sources: 'whitespace': runs become one space, invisible characters are removed; 'nfc' and
+    # 'nfkc': the same after that Unicode form; None: 'whitespace' for custom text, else 'none'
     normalization: str | None = None
     # sacreBLEU's tokenizer; None: by the target language, 'zh' for Chinese, '13a' for most
     bleu_tokenizer: str | None = None
@@ -151,21 +151,21 @@ class DataConfig:
 class OptimConfig:
     """Adam and its learning rate; section 5.3."""
 
-    # 'paper': equation 3; 'inverse_sqrt': the same by its peak; 'linear': up, then down to 0
+    # 'paper': equation 3; 'inverse_sqrt': the same, given its peak; 'linear': up, then down to 0
     schedule: str = "paper"
     # 'paper': factor of equation 3; other schedules: the peak
     learning_rate: float = 1.0
-    # steps of linear increase
+    # steps of linear warmup
     warmup_steps: int = 4000
-    # decay of the mean of gradients
+    # decay of the moving average of gradients
     b1: float = 0.9
-    # decay of the mean of squared gradients
+    # decay of the moving average of squared gradients
     b2: float = 0.98
-    # added to the denominator of the update
+    # added to the denominator of Adam's update
     eps: float = 1e-9
-    # largest global gradient norm; None: no clipping
+    # gradients are clipped to this global norm; None: no clipping
     clip_norm: float | None = None
-    # microbatches of a batch; the result is that of the whole batch
+    # microbatches per batch; the update is that of the whole batch
     accumulate_steps: int = 1
 
 
@@ -175,9 +175,9 @@ class TrainConfig:
 
     # parameter updates
     num_steps: int = 100_000
-    # probability moved from the true token to all tokens; section 5.4
+    # probability mass moved from the true token to all tokens; section 5.4
     label_smoothing: float = 0.1
-    # weight of the divergence between 2 passes with dropout (Liang 2021); 0: 1 pass, half the work
+    # R-Drop: weight of the divergence between 2 passes with dropout (Liang 2021); 0: 1 pass
     r_drop: float = 0.0
     # seed of initialisation and dropout
     seed: int = 0
@@ -185,23 +185,23 @@ class TrainConfig:
     log_every: int = 100
     # steps between evaluations on the validation split
     eval_every: int = 5000
-    # steps between checkpoints; each evaluation writes one too
+    # steps between checkpoints; each evaluation also writes one
     checkpoint_every: int = 1000
     # newest checkpoints kept
     keep_newest: int = 2
     # best checkpoints kept
     keep_best: int = 1
-    # on validation: 'loss', 'accuracy', 'exact_match', 'bleu', 'chrf' or 'bleu_tokenized'
+    # validation metric that selects the best checkpoint
     best_metric: str = "loss"
     # 'last:5', 'best:5': the final model is the average of these checkpoints; section 6.1
     average: str | None = None
-    # decay of a moving average of the parameters, which is evaluated and used; None: no average
+    # decay of a moving average of the parameters, used for evaluation; None: no average
     ema_decay: float | None = None
-    # stop after n evaluations since the best (the latest of equals); None: never
+    # stop after n evaluations without a new best (ties count as new); None: never
     patience: int | None = None
-    # trace some steps for the usual viewers, and list the most expensive operations
+    # trace some steps for TensorBoard or XProf, and list the most expensive operations
     profile: bool = False
-    # validation examples translated at each evaluation; 0: none
+    # validation examples to translate at each evaluation; 0: none
     decode_examples: int = 200
 
     @property
@@ -237,11 +237,11 @@ class DecodeConfig:
     seed: int = 0
     # most tokens beyond the length of the source or prompt; section 6.1
     max_extra_length: int = 50
-    # tokens before the end symbol is allowed, those of a prompt or prefix included
+    # tokens before the end symbol is allowed, prompt or prefix included
     min_length: int = 0
-    # no n-gram of this length repeats in a text (Paulus 2018); None: no limit
+    # no n-gram of this length occurs twice in a text (Paulus 2018); None: no limit
     no_repeat_ngram: int | None = None
-    # input positions decoded at once, padding included, for each beam; a GPU has capacity for more
+    # input positions decoded at once, padding and each beam counted; raise it on a GPU
     tokens_per_batch: int = 4096
 
 
@@ -249,7 +249,7 @@ class DecodeConfig:
 class ParallelConfig:
     """How devices share the work; -1, for at most one axis, is all devices left by the others."""
 
-    # 'mesh': jit over a device mesh; 'pmap': one replica a device. Equal results
+    # 'mesh': jit over a device mesh; 'pmap': one replica per device. Both have equal results
     mode: str = "mesh"
     # replicas of the model, each with its own rows of a batch
     data: int = -1

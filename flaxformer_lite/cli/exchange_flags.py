@@ -65,7 +65,7 @@ def parse_import(arguments: Sequence[str]) -> ImportRequest:
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
         flag.string("workdir", None, "folder of the new run")
-        flag.string("config", "finetune", "config for further training, except for its model")
+        flag.string("config", "finetune", "config for further training, without its model section")
 
     usage = (
         "usage: import marian FOLDER --workdir=W [--config=finetune] "
@@ -97,7 +97,7 @@ def parse_export(arguments: Sequence[str]) -> ExportRequest:
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
         flag.string("workdir", None, "folder of the run")
-        flag.string("output", None, "folder to make")
+        flag.string("output", None, "folder to create")
         flag.enum("quantization", None, QUANTIZATIONS, "ctranslate2: type of the stored weights")
         text = "licence for the model card; default: that of imported weights"
         flag.string("license", None, text)

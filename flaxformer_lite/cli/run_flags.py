@@ -107,7 +107,11 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
         flag.string("workdir", None, "folder of the run")
-        flag.string("split", "test", "train, validation, test, or a TFDS split such as test[:100]")
+        flag.string(
+            "split",
+            "test",
+            "split of the data: train, validation, test, or a slice such as test[:100]",
+        )
         flag.strings("references", [], "reference files, R1,R2; default: the targets of the split")
         flag.string("output", None, "folder for the results; default: W/samples")
         _define_resampling(values)
@@ -143,7 +147,7 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
 
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
-        flag.string("hypotheses", None, "file of translations, one a line")
+        flag.string("hypotheses", None, "file of translations, one per line")
         flag.strings("references", [], "reference files, R1,R2, one line for each translation")
         flag.boolean("tokenized", False, "the files are tokenised: compute BLEU on their tokens")
         language = "language of the texts, such as zh; default: the end of the files' names"
@@ -197,9 +201,9 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flag = define_in(values)
         _define_job(values)
         flag.string("prefix", None, "start of each translation, without a space at its end")
-        n_best = "beam: n best translations a line: line number, score, translation"
+        n_best = "beam: write the n best translations of a line, each with line number and score"
         flag.integer("n_best", None, n_best, lower_bound=1)
-        long = "lines that are too long: refuse, or split into chunks"
+        long = "lines that are too long for the model: refuse, or split into segments"
         flag.enum("long", "refuse", ["refuse", "split"], long)
         flag.string("workers", None, "removed; set JAX_NUM_CPU_DEVICES instead")
         define_decode(values)
@@ -242,8 +246,8 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
         flag = define_in(values)
         flag.string("workdir", None, "folder of the run")
         flag.string("prompt", "", "start of each text, without a space at its end")
-        flag.integer("count", 1, "texts to generate", lower_bound=1)
-        flag.string("output", None, "file to write, one text a line; default: standard output")
+        flag.integer("count", 1, "number of texts to generate", lower_bound=1)
+        flag.string("output", None, "file to write, one text per line; default: standard output")
         define_decode(values)
         define_model(values)
         define_together(values)
@@ -307,9 +311,9 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
 def _define_job(values: flags.FlagValues) -> None:
     flag = define_in(values)
     flag.string("workdir", None, "folder of the run")
-    flag.string("input", None, "UTF-8 file, one text a line; default: standard input")
-    flag.string("output", None, "file to write, one line a text; default: standard output")
-    window = "lines processed and saved at a time; a killed job resumes there"
+    flag.string("input", None, "UTF-8 file, one text per line; default: standard input")
+    flag.string("output", None, "file to write, one line per text; default: standard output")
+    window = "lines processed and saved at a time; a killed job resumes after them"
     flag.integer("window", WINDOW, window, lower_bound=1)
     flag.boolean("restart", False, "start again, and discard the results in OUTPUT.partial")
     progress = "report progress; default: on a terminal, if the job is long"

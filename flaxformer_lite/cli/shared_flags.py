@@ -13,18 +13,24 @@ from flaxformer_lite.system.storage import expanded, in_bucket
 DECODE = {  # every field of DecodeConfig: its type and its help text
     "method": ("string", "decoding method: greedy, sample, beam or mask_predict"),
     "beam_size": ("integer", "beam: hypotheses kept"),
-    "alpha": ("float", "beam: length penalty; higher values favour longer texts"),
-    "penalty": ("string", "beam: wu, or power as in Hugging Face and CTranslate2"),
-    "iterations": ("integer", "mask_predict: passes"),
+    "alpha": ("float", "beam: exponent of the length penalty; higher values favour longer texts"),
+    "penalty": (
+        "string",
+        "beam: form of the length penalty: wu, or power as in Hugging Face and CTranslate2",
+    ),
+    "iterations": ("integer", "mask_predict: passes over a text"),
     "length_candidates": ("integer", "mask_predict: lengths tried"),
     "temperature": ("float", "sample: divides the logits"),
     "top_k": ("integer", "sample: only the k most probable tokens"),
     "top_p": ("float", "sample: only the most probable tokens of this total probability"),
     "seed": ("integer", "sample: seed"),
     "max_extra_length": ("integer", "most tokens beyond the length of the source or prompt"),
-    "min_length": ("integer", "fewest tokens of a text"),
-    "no_repeat_ngram": ("integer", "n: no n-gram occurs more than once in a text"),
-    "tokens_per_batch": ("integer", "input positions decoded at once, with padding, per beam"),
+    "min_length": ("integer", "tokens before the end symbol is allowed, prompt or prefix included"),
+    "no_repeat_ngram": ("integer", "no n-gram of this length occurs twice in a text"),
+    "tokens_per_batch": (
+        "integer",
+        "input positions decoded at once, padding and each beam counted",
+    ),
 }
 
 
@@ -69,9 +75,9 @@ def decode_given(values: flags.FlagValues) -> dict[str, object]:
 def define_model(values: flags.FlagValues) -> None:
     """Defines which parameters of a run are used."""
     define = define_in(values)
-    average = "last:N, best:N or none; default: train.average of the run"
+    average = "average of checkpoints: last:N, best:N or none; default: train.average"
     define.string("average", None, average)
-    parameters = "default: ema, the moving average, if the run has one"
+    parameters = "parameters to use; default: ema, the moving average, if the run has one"
     define.enum("parameters", None, ["raw", "ema"], parameters)
 
 
@@ -80,7 +86,7 @@ def define_together(values: flags.FlagValues) -> None:
     define = define_in(values)
     tensor = "devices that share one copy of the model; 1: each device has a copy"
     define.integer("tensor", None, tensor, lower_bound=1)
-    ensemble = "folders of other runs, W2,W3, to average probabilities with"
+    ensemble = "folders of other runs, W2,W3: average their probabilities with this run's"
     define.strings("ensemble", None, ensemble)
 
 

@@ -20,7 +20,6 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
     Raises:
       InputError: a flag is missing, or has no effect.
     """
-    _check_installed()
     usage = (
         "usage: sweep --sweep=X --workdir=S [--jobs=1] [--gpus=0,1] [--storage=URL] [--worker]\n"
         "       [--submit=8 --cluster_options=slurm_partition=gpu] "
@@ -28,6 +27,7 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
     )
     overrides, others = parser.split_overrides(arguments)
     values = parser.parse(others, _define, usage=usage)
+    _check_installed()
     _check(values)
     options = dict(option.split("=", 1) for option in values.cluster_options if "=" in option)
     if len(options) < len(values.cluster_options):
@@ -54,18 +54,18 @@ def parse_sweep(arguments: Sequence[str]) -> SweepRequest:
 
 def _define(values: flags.FlagValues) -> None:
     flag = define_in(values)
-    flag.string("sweep", None, "sweep file, or the name of a shipped one")
+    flag.string("sweep", None, "sweep file, or the name of a sweep in the package")
     flag.string("workdir", None, "folder of the sweep, on a disk that all workers share")
     jobs = "runs at the same time; default: 1, or one for each of --gpus"
     flag.integer("jobs", None, jobs, lower_bound=1)
-    flag.list("gpus", [], "indices of GPUs, 0,1; each job uses one")
+    flag.list("gpus", [], "indices of GPUs, as 0,1; each job uses one")
     flag.string("storage", None, "URL of the study's database; default: a file in the workdir")
     flag.string("study", None, "name of the study in the database; default: that of the workdir")
     flag.boolean("worker", False, "join the sweep that another worker started in the workdir")
     flag.boolean("retry_failed", False, "run failed points once more")
-    flag.integer("submit", 0, "start n workers, as one Slurm job array", lower_bound=0)
-    flag.string("cluster", "slurm", "--submit: slurm, or local for processes on this machine")
-    options = "--submit: options of submitit, name=value,name=value"
+    flag.integer("submit", 0, "start this many workers as one Slurm job array", lower_bound=0)
+    flag.string("cluster", "slurm", "with --submit: slurm, or local for processes on this machine")
+    options = "with --submit: options of submitit, name=value,name=value"
     flag.list("cluster_options", [], options)
 
 
@@ -97,9 +97,9 @@ def _check(values: flags.FlagValues) -> None:
 
 def parse_report(arguments: Sequence[str]) -> Path:
     """Returns the argument of `sweep-report`, the folder of a sweep."""
-    _check_installed()
     words: list[str] = []
     parser.parse(arguments, lambda values: None, usage="usage: sweep-report FOLDER", words=words)
+    _check_installed()
     if len(words) != 1:
         raise InputError(
             f"sweep-report: expected the folder of a sweep, got {' '.join(words) or 'nothing'}."

@@ -50,10 +50,13 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
 
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
-        flag.string("config", None, "config file, or the name of a shipped one")
+        config = (
+            "config file, or the name of one in the package; default: the workdir's, or default"
+        )
+        flag.string("config", None, config)
         flag.string("workdir", None, "folder of the run; default: a new one under runs/")
-        flag.string("coordinator_address", None, "HOST:PORT of process 0")
-        processes = "processes of this run; 1: do not look for others"
+        flag.string("coordinator_address", None, "HOST:PORT of process 0, for several processes")
+        processes = "number of processes of this run; 1: do not wait for others"
         flag.integer("num_processes", None, processes)
         flag.integer("process_id", None, "index of this process, from 0")
 
@@ -77,13 +80,18 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
 
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
-        flag.string("config", None, "config file, or the name of a shipped one")
-        flag.string("workdir", None, "folder of a run: plan its config")
-        flag.list("devices", ["8"], "number of devices; several, 8,16,32: show how it scales")
+        config = "config file, or the name of one in the package; default: default"
+        flag.string("config", None, config)
+        flag.string("workdir", None, "folder of a run, to plan its config")
+        flag.list(
+            "devices", ["8"], "number of devices; several, as 8,16,32, show how a step scales"
+        )
         names = [*sorted(ACCELERATORS), *FORMER_NAMES]
         flag.enum("accelerator", "h100", names, "type of the devices")
         flag.integer("slices", None, "TPU slices of the devices; default: 1", lower_bound=1)
-        flag.boolean("decode", False, "plan decoding by the method of the config, not training")
+        flag.boolean(
+            "decode", False, "plan decoding with the method of the config instead of training"
+        )
         flag.boolean("all", False, "plan every batch shape, not only the longest")
         share = "assumed share of peak FLOP/s without a compiler; default: 0.4"
         flag.float("utilization", None, share, lower_bound=0.01, upper_bound=1)
