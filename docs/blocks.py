@@ -1,6 +1,6 @@
 """Finds the code blocks of Markdown pages, and the comments above them that say how to run them.
 
-A block of `bash` or `python` is executable. The lines directly above it may hold these comments:
+A block of `bash` or `python` is executable. These comments may stand above it:
 
     <!-- run with: s/OLD/NEW/ -->   replaces text before the block is run; several apply in order
     <!-- run first: COMMAND -->     runs one line of bash before the block
@@ -79,7 +79,8 @@ def find_blocks(text: str, page: str) -> Iterator[Block]:
             containers.append(opening["fence"])
             opening = None
         if opening is None:
-            _refuse_unused(comments, page)
+            if line.strip():
+                _refuse_unused(comments, page)
             continue
         content, end = _content(lines, number, opening, page)
         language = _language(opening["info"], page, number)
@@ -117,7 +118,7 @@ def _content(lines: list[str], start: int, opening: re.Match, page: str) -> tupl
                 line.removeprefix(indent).removeprefix(indent.rstrip()) for line in lines[start:end]
             ]
             return "\n".join(code) + "\n", end + 1
-    raise PageError(f"{page}:{start}: expected the block that begins here to end.")
+    raise PageError(f"{page}:{start}: expected a closing fence of this block.")
 
 
 def _language(info: str, page: str, line: int) -> str:

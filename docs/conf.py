@@ -20,6 +20,7 @@ version = release = __version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "docs_extension",
 ]
@@ -28,7 +29,8 @@ source_suffix = {".md": "myst-nb"}
 root_doc = "index"
 language = "en"
 highlight_language = "text"
-nitpicky = True
+nitpicky = True  # an unknown name in a cross-reference is an error
+nitpick_ignore_regex = [(r"py:.*", r"(?!flaxformer_lite\.).*")]  # names of other libraries
 
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]

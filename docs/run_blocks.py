@@ -86,7 +86,7 @@ for line in sys.stdin:
 
 
 class Outcome(NamedTuple):
-    """What running a page gave."""
+    """The result of running a page."""
 
     page: str
     run: int
@@ -120,7 +120,7 @@ def environment(root: Path = ROOT) -> dict[str, str]:
 
 
 def bash(code: str, folder: Path, log: Path) -> bool:
-    """Runs bash in a folder, appends what it prints to `log`, and returns whether it succeeded."""
+    """Runs bash in a folder, appends its output to `log`, and returns whether it succeeded."""
     with log.open("ab") as output:
         child = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", code],
@@ -138,7 +138,7 @@ def bash(code: str, folder: Path, log: Path) -> bool:
             return False
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # also what the block left in the background
+                os.killpg(child.pid, signal.SIGKILL)  # and its background processes
             child.wait()
 
 
@@ -187,6 +187,8 @@ class PythonProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
         self._answers.close()
 
 
@@ -266,7 +268,7 @@ def needed_runs(blocks: Sequence[Block]) -> list[str]:
 
 
 def run_all(by_page: dict[str, list[Block]], work: Path, prepared: Path) -> Iterator[Outcome]:
-    """Yields what each page gave, two pages at a time."""
+    """Yields the outcome of each page; two pages run at a time."""
 
     def run_one(blocks: list[Block]) -> Outcome:
         folder = page_folder(prepared, work / blocks[0].page.replace("/", "-"))
