@@ -48,6 +48,10 @@ nb_execution_timeout = 300  # seconds, of one cell
 nb_execution_show_tb = True
 nb_merge_streams = True
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "flaxformer_lite" / "compiled")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
 )
