@@ -71,4 +71,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
-html_theme_options = {"show_toc_level": 2, "use_download_button": False}
+html_theme_options = {
+    "navbar_persistent": [],  # the search field is in the sidebar
+    "show_toc_level": 2,
+    "use_download_button": False,
+}

@@ -97,18 +97,16 @@ def config_page() -> str:
     for section, description in SECTIONS.items():
         rows = [
             (
-                f"`{field.name}`",
+                code(field.name),
                 literal(field.default),
-                values(section, field, hints[section]),
-                text,
+                meaning(section, field.name, comments, values(section, field, hints[section])),
             )
             for field in dataclasses.fields(hints[section])
-            for text in [meaning(section, field.name, comments)]
         ]
         parts += [
             f"## {section}",
             description,
-            table(("Field", "Default", "Values", "Meaning"), rows),
+            table(("Field", "Default", "Meaning"), rows),
         ]
     changeable = sorted(
         name for name in every_field(hints) if name.startswith(fields.MAY_DIFFER_ON_RESUME)
@@ -155,14 +153,14 @@ def field_comments(source: str) -> dict[str, str]:
     return found
 
 
-def meaning(section: str, name: str, comments: dict[str, str]) -> str:
-    """Returns the comment of a field as Markdown, with the condition under which it has effect."""
+def meaning(section: str, name: str, comments: dict[str, str], possible: str) -> str:
+    """Returns the comment of a field as Markdown, with its condition and its possible values."""
     cls = typing.get_type_hints(fields.Config)[section].__name__
     text = markdown(comments[f"{cls}.{name}"])
     condition = fields.READ_IF.get(f"{section}.{name}")
     if condition and not text.startswith(code(condition[1])):
         text += f". Only with {code(f'{condition[0]}={condition[1]}')}"
-    return sentence(text)
+    return f"{sentence(text)} {sentence(possible)}"
 
 
 def values(section: str, field: dataclasses.Field, cls: type) -> str:
@@ -173,7 +171,7 @@ def values(section: str, field: dataclasses.Field, cls: type) -> str:
     if typing.get_origin(plain) is tuple:
         text = f"tuple of {TYPES[typing.get_args(plain)[0]]}s"
     elif name in fields.CHOICES:
-        text = ", ".join(map(code, fields.CHOICES[name]))
+        text = f"one of {', '.join(map(code, fields.CHOICES[name]))}"
     else:
         text = TYPES[plain] + limits(name)
     return f"{text}, or `None`" if optional else text
@@ -275,23 +273,23 @@ def flag_table(found: dict[str, flags.Flag]) -> str:
         if flag.default not in (None, [], ""):
             given = flag.default if flag.boolean is False else str(flag.default).lower()
             default = code(",".join(given) if isinstance(given, list) else str(given))
-        rows.append(
-            (f"`--{name}`", flag_values(name, flag), markdown(default), sentence(markdown(text)))
-        )
-    header = ("Flag", "Values", "Default", "Meaning")
-    if not any(default for _, _, default, _ in rows):
-        return table(header[:2] + header[3:], [(*row[:2], row[3]) for row in rows])
+        described = f"{sentence(markdown(text))} {sentence(flag_values(name, flag))}".strip()
+        rows.append((code(f"--{name}"), markdown(default), described))
+    header = ("Flag", "Default", "Meaning")
+    if not any(default for _, default, _ in rows):
+        return table(("Flag", "Meaning"), [(row[0], row[2]) for row in rows])
     return table(header, rows)
 
 
 def flag_values(name: str, flag: flags.Flag) -> str:
-    """Returns the type, the choices or the range of a flag as Markdown."""
+    """Returns the type, the choices or the range of a flag as Markdown; empty for any text."""
     of_config = fields.CHOICES.get(f"decode.{name}") if name in shared_flags.DECODE else None
     choices = getattr(flag.parser, "enum_values", None) or of_config or ()
     if choices := [choice for choice in choices if choice not in FORMER_NAMES]:
-        return ", ".join(map(code, choices))
-    kind = {"int": "integer", "float": "number", "bool": "boolean"}.get(
-        flag.flag_type(), "text, several with commas" if is_list(flag) else "text"
+        named = set(choices) <= set(re.findall(r"\w+", flag.help.split(">: ")[-1]))
+        return "" if named else f"one of {', '.join(map(code, choices))}"
+    kind = {"int": "integer", "float": "number", "bool": ""}.get(
+        flag.flag_type(), "several with commas" if is_list(flag) else ""
     )
     low, high = (getattr(flag.parser, f"{side}_bound", None) for side in ("lower", "upper"))
     if low is not None and high is not None:
