@@ -32,6 +32,8 @@ def execute_notebooks(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -
     Raises:
       ExtensionError: a cell of a notebook failed.
     """
+    if env.mystnb_config.execution_mode == "off":  # -D nb_execution_mode=off, to try a page
+        return
     folder = Path(app.doctreedir) / "notebooks"
     shutil.rmtree(folder, ignore_errors=True)
     env.mystnb_config = env.mystnb_config.copy(
