@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import train_step
+from benchmarks import figures, train_step
 
 ROOT = Path(__file__).parent.parent
 # Largest difference, relative to the largest value of the reference: the rounding of each dtype.
@@ -525,6 +525,21 @@ def lines_of(found: Result, indent: str = "") -> list[str]:
     return lines
 
 
+def figures_of(found: Result, prefix: str = "") -> dict[str, Any]:
+    """Returns the numbers of a result by their path, such as 'base, ours, ms_a_step'."""
+    spread, flat = {"median", "lowest", "highest"}, {}
+    for name, value in found.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, dict) and set(value) == spread:
+            flat[path] = {"value": value["median"], "low": value["lowest"]}
+            flat[path] |= {"high": value["highest"], "n": FULL.rounds}
+        elif isinstance(value, dict):
+            flat |= figures_of(value, f"{path}, ")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[path] = value
+    return flat
+
+
 def main() -> None:
     """Runs the parts; prints and writes their results."""
     parser = argparse.ArgumentParser(
@@ -547,6 +562,7 @@ def main() -> None:
     )
     parser.add_argument("--rehearse", action="store_true", help="use tiny sizes")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     sizes = TINY if arguments.rehearse else FULL
     if arguments.part:
@@ -574,11 +590,12 @@ def main() -> None:
             result |= zip(parts, pool.map(run, parts), strict=True)
         accelerator = result["device"].get("accelerator")
         kind = result["device"].get("kind", "unknown").lower().replace(" ", "-")
-        output = output or ROOT / "results" / f"accelerator-{kind}.json"
+        output = output or ROOT / "results" / "raw" / f"accelerator-{kind}.json"
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(result, indent=2) + "\n")
         output.with_suffix(".txt").write_text("\n".join(lines_of(result)) + "\n")
         print("\n".join(lines_of({part: result[part] for part in parts})), flush=True)
+    figures.write(arguments.json, figures_of(result))
 
 
 if __name__ == "__main__":

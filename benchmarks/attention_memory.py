@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import figures
 from flaxformer_lite.model import backends
 from flaxformer_lite.model.attention import dot_product_attention
 from flaxformer_lite.model.masks import AttentionMask, TokenPositions
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument(
         "--point", nargs=2, metavar=("NAME", "LENGTH"), help="measure only this point; print JSON"
     )
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     if arguments.point:
         name, length = arguments.point[0], int(arguments.point[1])
@@ -98,13 +100,18 @@ def main() -> None:
         "| tokens | attention | compiler, MiB | peak, MiB | seconds |\n| ---: | --- | ---: | "
         "---: | ---: |"
     )
-    length = arguments.shortest
+    length, found = arguments.shortest, {}
     while length <= arguments.longest:
         for name in NAMES:
             command = [sys.executable, __file__, *sys.argv[1:], "--point", name, str(length)]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            print(table_row(name, length, json.loads(output)), flush=True)
+            point = json.loads(output)
+            print(table_row(name, length, point), flush=True)
+            found[f"{name} {length} MiB"] = point["compiler"] / 2**20
+            if "seconds" in point:
+                found[f"{name} {length} seconds"] = figures.middle(point["seconds"])
         length *= 2
+    figures.write(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import figures
+
 # Seconds before a run: by then, idle threads of another engine no longer spin.
 PAUSE = 0.5
 V, SENTENCES, SOURCE, NEW, BEAM = 16_000, 32, 20, 32, 4
@@ -209,6 +211,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="timed runs of each engine")
     parser.add_argument("--only", choices=["ours"], help="run only this engine")
     parser.add_argument("--devices", type=int, default=2, help="CPU devices of this package")
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     many, partial = arguments.devices, functools.partial
     makes = {"ours": partial(ours, 1, 1)}
@@ -237,6 +240,9 @@ def main() -> None:
             f"| {beams} | {name} | {median:.2f} ({spread}) | {SENTENCES * NEW / median:,.0f} | "
             f"{ratio} |"
         )
+    methods = {1: "greedy", BEAM: f"beam {BEAM}"}
+    found = {f"{name}, {methods[n]}": figures.middle(times) for (name, n), times in seconds.items()}
+    figures.write(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ os.environ.setdefault(
     "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=2"
 )  # before jax is imported
 
+from benchmarks import figures
 from flaxformer_lite import scoring, trained
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.exchange import exports
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--beam_size", type=int, default=1, help="1: greedy (default)")
     parser.add_argument("--alpha", type=float, default=1.0, help="exponent of the length penalty")
     parser.add_argument("--repeats", type=int, default=7, help="runs of each engine (default: 7)")
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     runtime.start()
     decode = {"method": "greedy"}
@@ -109,6 +111,7 @@ def main() -> None:
         f"{len(texts):,} sentences of {arguments.split}, {decode}, {run.origin} of "
         f"{arguments.workdir}"
     )
+    found = {}
     for name, hypotheses in translations.items():
         scores = scoring.score(hypotheses, [references], tokenized=tokenized).values
         bleu = next(value for metric, value in scores.items() if metric.startswith("bleu"))
@@ -118,6 +121,12 @@ def main() -> None:
             f"{name:<24} BLEU {bleu:6.3f}  {same:5,} as ours  {tokens / middle:8,.0f} tokens/s  "
             f"{middle:6.2f} s ({low:.2f} to {high:.2f})"
         )
+        method = "greedy" if arguments.beam_size == 1 else f"beam {arguments.beam_size}"
+        found[f"{name}, {method}, BLEU"] = bleu
+        found[f"{name}, {method}, same"] = same
+        rates = [tokens / each for each in seconds[name]]
+        found[f"{name}, {method}, tokens a second"] = figures.middle(rates)
+    figures.write(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import figures
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -54,6 +56,7 @@ def main() -> None:
         "--config", default="default", help="config file, or the name of a shipped one"
     )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each kind")
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     times = {"cold": [], "warm": []}
     for _ in range(arguments.repeats):
@@ -65,6 +68,7 @@ def main() -> None:
             f"{kind}: median {statistics.median(seconds):.1f} s, {min(seconds):.1f} to "
             f"{max(seconds):.1f} s"
         )
+    figures.write(arguments.json, {kind: figures.middle(times[kind]) for kind in times})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import subprocess
 import sys
 import time
 
+from benchmarks import figures
+
 STEPS = 20  # of the warm-up, and of the measurement
 KINDS = {"give": 0, "one heap": 2, "keep": 1}  # devices for which memory is kept; 0: not kept
 
@@ -82,6 +84,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5, help="processes of each kind")
     parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(measure(KINDS[arguments.child], arguments.config)))
@@ -104,6 +107,12 @@ def main() -> None:
                 f"{name} {statistics.median(values):.3g} ({values[0]:.3g} to {values[-1]:.3g})"
             )
         print(f"{kind}: {', '.join(parts)}")
+    spread = {
+        f"{kind}, {name}": figures.middle([run[name] for run in runs])
+        for kind, runs in found.items()
+        for name in runs[0]
+    }
+    figures.write(arguments.json, spread)
 
 
 if __name__ == "__main__":

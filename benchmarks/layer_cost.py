@@ -19,7 +19,7 @@ Exponents  slopes of logarithms: of FLOPs over all lengths or widths, of time an
            last 3 doublings of the length, or over the widths from 512. The length grows at width 64
            for attention, and at 512 for the other layers
 
-    python benchmarks/layer_cost.py --output=docs/layer_cost.png
+    python benchmarks/layer_cost.py --output=docs/results/layer_cost.png
     python benchmarks/layer_cost.py --lengths 64 128 256 512 --widths 64 512 1024     # fewer points
 """
 
@@ -41,6 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import figures
 from flaxformer_lite.model import masks
 from flaxformer_lite.model.attention import dot_product_attention
 from flaxformer_lite.plotting import plots
@@ -478,6 +479,33 @@ def exponents_table(
     yield from ["\n", *filter(None, notes)]
 
 
+def exponent_figures(
+    points: Sequence[Point], lengths: Sequence[int], widths: Sequence[int]
+) -> dict[str, Any]:
+    """Returns exponents, sequential operations and the time of each point, by name."""
+    found = {}
+    for p in points:
+        mode = "gradients" if p.gradients else "forward"
+        at = f"{p.layer.name}; {mode} ms, n = {p.length}, d = {p.width}"
+        found[at] = figures.middle([1e3 * each for each in p.seconds])
+    among = {"n": lengths[-DOUBLINGS - 1 :], "d": [width for width in widths if width >= WIDE]}
+    for layer in LAYERS:
+        for variable, power_of in flops_exponents(layer, lengths, widths).items():
+            found[f"{layer.name}; FLOPs {variable}"] = power_of
+        for gradients, mode in ((False, "forward"), (True, "gradients")):
+            for variable, some in among.items():
+                chosen = fitted(points, layer, variable, gradients, some)
+                found[f"{layer.name}; {mode} {variable}"] = exponent(
+                    chosen, variable, median_seconds
+                )
+        chosen = fitted(points, layer, "n", True, among["n"])
+        memory = exponent(chosen, "n", lambda point: max(1, point.temporary))
+        found[f"{layer.name}; memory n"] = memory
+        jaxpr = jaxpr_of(layer, lengths[-1], layer.fit_width, False)
+        found[f"{layer.name}; sequential"] = max(1, sequential_operations(jaxpr))
+    return {name: value for name, value in found.items() if value == value}  # without NaN
+
+
 def rate_note(points: Sequence[Point], variable: str) -> str:
     """Returns a note on an exponent of time that differs from the paper's, or ''.
 
@@ -554,7 +582,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("docs/layer_cost.png"), help="figure")
+    parser.add_argument(
+        "--output", type=Path, default=Path("docs/results/layer_cost.png"), help="figure"
+    )
     parser.add_argument(
         "--lengths",
         type=int,
@@ -569,6 +599,7 @@ def main() -> None:
     parser.add_argument(
         "--memory-limit", type=float, default=2.0, help="GiB; points that need more are not run"
     )
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     runtime.start()  # keeps freed memory for reuse, as in training
     lengths, widths = sorted(arguments.lengths), sorted(arguments.widths)
@@ -583,6 +614,7 @@ def main() -> None:
         storage.make_folder(arguments.output.parent)
         storage.write_whole(arguments.output, png.read_bytes())
     print(arguments.output)
+    figures.write(arguments.json, exponent_figures(points, lengths, widths))
 
 
 if __name__ == "__main__":

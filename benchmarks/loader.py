@@ -22,10 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks import figures
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
 from flaxformer_lite.data.batches.loader import Batches, Tokens, fingerprint, stream
@@ -64,8 +66,8 @@ def mebibytes() -> float:
     )
 
 
-def measure_plan(pairs: int, packing: bool) -> None:
-    """Prints the time and the memory of a plan and of its first epochs."""
+def measure_plan(pairs: int, packing: bool) -> dict[str, float]:
+    """Prints and returns the time and the memory of a plan and of its first epochs."""
     lengths(pairs)
     before, started = mebibytes(), time.perf_counter()
     plan = make_plan(pairs, packing)
@@ -73,15 +75,24 @@ def measure_plan(pairs: int, packing: bool) -> None:
     plan.batch(0)
     planned = time.perf_counter()
     plan.batch(plan.steps_per_epoch)
-    padding = " and ".join(f"{share:.1%}" for share in plan.padding_shares())
+    following = time.perf_counter()
+    shares = plan.padding_shares()
+    padding = " and ".join(f"{share:.1%}" for share in shares)
     print(
         f"plan of {pairs:,} pairs: {made - started:.1f} s with the lengths drawn, an epoch's order "
-        f"{planned - made:.1f} s, the next one's {time.perf_counter() - planned:.1f} s; peak "
+        f"{planned - made:.1f} s, the next one's {following - planned:.1f} s; peak "
         f"{mebibytes():,.0f} MiB, "
         f"{mebibytes() - before:,.0f} more than drawing the lengths; {plan.steps_per_epoch:,} "
         "steps an epoch, padding "
         f"{padding} of source and target"
     )
+    return {
+        "plan, s": made - started,
+        "order, s": planned - made,
+        "peak, MiB": mebibytes(),
+        "padding of sources, %": 100 * shares[0],
+        "padding of targets, %": 100 * shares[1],
+    }
 
 
 def stored(length_N: np.ndarray, file: Path) -> Ragged:
@@ -91,8 +102,8 @@ def stored(length_N: np.ndarray, file: Path) -> Ragged:
     return Ragged(np.asarray(np.memmap(file, np.uint16, "r")), offsets)
 
 
-def measure_batches(pairs: int, packing: bool, steps: int, repeats: int) -> None:
-    """Prints the target tokens a second of a stream of batches, and the time of the fingerprint."""
+def measure_batches(pairs: int, packing: bool, steps: int, repeats: int) -> figures.Measured:
+    """Prints and returns the target tokens a second; also prints the time of the fingerprint."""
     plan = make_plan(pairs, packing)
     with tempfile.TemporaryDirectory() as folder:
         sides = zip(lengths(pairs), ("source", "target"), strict=True)
@@ -113,6 +124,7 @@ def measure_batches(pairs: int, packing: bool, steps: int, repeats: int) -> None
             f"batches: {statistics.median(rates):,.0f} target tokens a second "
             f"({min(rates):,.0f} to {max(rates):,.0f}), as many of the source beside them"
         )
+    return figures.middle(rates)
 
 
 def measure_training(flags: list[str], steps: int) -> None:
@@ -165,17 +177,19 @@ def main() -> None:
         action="store_true",
         help="measure a run; other flags are those of train.py",
     )
+    figures.add_flag(parser)
     arguments, flags = parser.parse_known_args()
     if arguments.train:
         return measure_training(flags, arguments.steps)
     if flags:
         parser.error(f"unknown: {' '.join(flags)}")
-    planning = multiprocessing.get_context("spawn").Process(
-        target=measure_plan, args=(arguments.pairs, arguments.packing)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        found = process.submit(measure_plan, arguments.pairs, arguments.packing).result()
+    found["target tokens a second"] = measure_batches(
+        arguments.stored_pairs, arguments.packing, arguments.steps, arguments.repeats
     )
-    planning.start()
-    planning.join()
-    measure_batches(arguments.stored_pairs, arguments.packing, arguments.steps, arguments.repeats)
+    rows = "packed" if arguments.packing else "buckets"
+    figures.write(arguments.json, {f"{rows}, {name}": figure for name, figure in found.items()})
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
+from benchmarks import figures
 from flaxformer_lite.data.sources import builders, preparation
 from flaxformer_lite.data.tokens import tokenizer
 
@@ -316,6 +317,7 @@ def main() -> None:
         "--byte_order", type=int, default=16, help="longest n-gram of bytes; 0: none"
     )
     parser.add_argument("--piece_order", type=int, default=10, help="longest n-gram of pieces")
+    figures.add_flag(parser)
     flags = parser.parse_args()
     pair = flags.dataset.removeprefix("cldr_translate/")
     if flags.text not in (pair, *pair.split("-")):
@@ -343,10 +345,10 @@ def main() -> None:
                 continue
             corpus, max_order = in_a_row(splits, vocab_size, end=tokenizer.EOS), flags.piece_order
         for smoothing, by_order in scores(corpus, sizes, max_order).items():
-            figures = " ".join(
+            line = " ".join(
                 f"{order}:{validation:.4f}" for order, (validation, _) in by_order.items()
             )
-            print(f"{unit:8}{vocab_size:6}  {smoothing:16}  {figures}", flush=True)
+            print(f"{unit:8}{vocab_size:6}  {smoothing:16}  {line}", flush=True)
             for order, figure in by_order.items():
                 choices[unit, f"{vocab_size}, {smoothing}, order {order}"] = figure
     for unit in dict.fromkeys(unit for unit, _ in choices):
@@ -356,7 +358,11 @@ def main() -> None:
             f"Best of {' '.join(best)}: {choices[best][0]:.4f} on validation, "
             f"{choices[best][1]:.4f} on test"
         )
-    print(f"Choice: {' '.join(min(choices, key=choices.get))}")
+    choice = min(choices, key=choices.get)
+    print(f"Choice: {' '.join(choice)}")
+    plain = min((name for name in choices if ", Kneser-Ney" in name[1]), key=choices.get)
+    found = {"best validation": choices[choice][0], "best": choices[choice][1]}
+    figures.write(flags.json, found | {"plain Kneser-Ney": choices[plain][1]})
 
 
 if __name__ == "__main__":

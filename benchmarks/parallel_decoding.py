@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import figures
 from flaxformer_lite import config_files, scoring, translate
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.system import runtime
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("runs/parallel_decoding"), help="folder of the runs"
     )
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     runtime.start()
     workdirs = {
@@ -111,7 +113,11 @@ def main() -> None:
             "times greedy",
         ]
     ]
+    measured = {}
     for (name, _, _), scores, rate in zip(METHODS, found, rates, strict=True):
+        measured[f"{name}; exact match"] = 100 * scores.values["exact_match"]
+        measured[f"{name}; BLEU"] = scores.values["bleu"]
+        measured[f"{name}; sentences a second"] = figures.middle(rate)
         median = statistics.median(rate)
         spread = f"{median:,.0f} ({min(rate):,.0f}-{max(rate):,.0f})"
         quality = [f"{100 * scores.values['exact_match']:.1f}", f"{scores.values['bleu']:.2f}"]
@@ -121,6 +127,7 @@ def main() -> None:
     )
     print(run_report.columns(rows))
     print(f"BLEU: {found[0].signatures['bleu']}")
+    figures.write(arguments.json, measured)
 
 
 if __name__ == "__main__":

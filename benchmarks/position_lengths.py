@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import figures
 from flaxformer_lite import scoring, translate
 from flaxformer_lite.config import CHOICES
 from flaxformer_lite.data import pipeline
@@ -116,6 +117,7 @@ def main() -> None:
         default=Path("runs/position_lengths"),
         help="folder of the runs and the figure",
     )
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     results: dict[str, list] = {scheme: [] for scheme in arguments.schemes}
     for seed in range(arguments.seeds):
@@ -132,6 +134,12 @@ def main() -> None:
     }
     figure = plots.scores_over_length(curves, trained_up_to=TRAINED_UP_TO, ylabel="exact match, %")
     print(*plots.save(figure, arguments.output, "position_lengths"))
+    spread = {
+        f"{scheme} {low + 1}-{high}": figures.mean(values[high])
+        for scheme, values in curves.items()
+        for low, high in zip((0, *BINS), BINS, strict=False)
+    }
+    figures.write(arguments.json, spread)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from difflib import SequenceMatcher
 
+from benchmarks import figures
 from flaxformer_lite.data.sources import builders, preparation
 
 TOKEN = re.compile(r"\d+|[^\W\d_]+|.", re.DOTALL)
@@ -107,6 +108,7 @@ def main() -> None:
         "--split", default="validation", choices=("validation", "test"), help="split to score"
     )
     parser.add_argument("--data_dir", help="folder of all datasets; default: that of TFDS")
+    figures.add_flag(parser)
     flags = parser.parse_args()
     pair = flags.dataset.removeprefix("cldr_translate/")
     builder = builders.cldr_translate(pair, data_dir=flags.data_dir)
@@ -130,6 +132,8 @@ def main() -> None:
         f"{'exact match':16} {right.total() / total.total():7.1%} of {total.total()} "
         f"({flags.split})"
     )
+    shares = {"all": 100 * right.total() / total.total()}
+    figures.write(flags.json, shares | {kind: 100 * right[kind] / total[kind] for kind in total})
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import figures
+
 ROOT = Path(__file__).parent.parent
 SMOOTHING, DROPOUT, RATE = 0.1, 0.1, 1e-4
 PRODUCTS = 8  # of large matrices, after the steps of each turn
@@ -412,6 +414,7 @@ def main() -> None:
         "--flax_wmt", default="", help="models.py of Flax's WMT example; adds that engine"
     )
     parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
+    figures.add_flag(parser)
     arguments = parser.parse_args()
     size = SIZES[arguments.size]
     if arguments.worker:
@@ -428,11 +431,11 @@ def main() -> None:
             worker.turn()
     for worker in workers:
         worker.end()
-    show(workers, size, arguments.size)
+    figures.write(arguments.json, show(workers, size, arguments.size))
 
 
-def show(workers: list[Worker], size: Size, name: str) -> None:
-    """Prints the table; the peak is the best product of all engines."""
+def show(workers: list[Worker], size: Size, name: str) -> dict[str, Any]:
+    """Prints the table, and returns its figures; the peak is the best product of all engines."""
     from flaxformer_lite.config import Config, ModelConfig
     from flaxformer_lite.training import flops
 
@@ -450,6 +453,7 @@ def show(workers: list[Worker], size: Size, name: str) -> None:
     measured = "ms a step: median (spread) | tokens a second | of the peak | GB | first step, s"
     print(f"| engine | {measured} | / {compared.name} |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    found = {}
     for worker in workers:
         median, passes = statistics.median(worker.steps), 2 if worker.name == "ours_r_drop" else 1
         ratios = [theirs / mine for theirs, mine in zip(compared.steps, worker.steps, strict=True)]
@@ -459,6 +463,12 @@ def show(workers: list[Worker], size: Size, name: str) -> None:
             f"| {size.rows * size.length / median:,.0f} | {passes * step / median / peak:.0%} "
             f"| {worker.memory / 1e9:.2f} | {worker.first:.1f} | {statistics.median(ratios):.2f} |"
         )
+        engine = f"{name}, {worker.name}"
+        found[f"{engine}, ms"] = figures.middle([1e3 * each for each in worker.steps])
+        found[f"{engine}, % of the peak"] = 100 * passes * step / median / peak
+        slower = [mine / theirs for theirs, mine in zip(compared.steps, worker.steps, strict=True)]
+        found[f"{engine}, times {compared.name}"] = statistics.median(slower)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,190 @@
+"""Runs the commands of a result again, and compares the new figures with the published ones."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import Figure, Quantity, Result, ResultError
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = {
+    "python": [sys.executable],
+    "flaxformer-lite": [sys.executable, "-m", "flaxformer_lite"],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A published figure, its new value, and whether that is within the spread."""
+
+    name: str
+    quantity: Quantity
+    published: Figure
+    measured: float | None  # None: the run does not measure it
+    obstacle: str  # the reason why they cannot be compared, or ''
+
+    @property
+    def within(self) -> bool:
+        """Whether the new value is from `low` to `high`, each widened by the tolerances."""
+        low, high = limits(self.published, self.quantity)
+        return self.measured is not None and low <= self.measured <= high
+
+    @property
+    def fails(self) -> bool:
+        """Whether a figure that does not depend on the hardware is outside its spread."""
+        compared = self.measured is not None and not self.obstacle
+        return compared and not self.quantity.on_hardware and not self.within
+
+    @property
+    def verdict(self) -> str:
+        """One or two words for the last column."""
+        if self.measured is None:
+            return "not measured"
+        if self.obstacle:
+            return f"not comparable: {self.obstacle}"
+        return "within" if self.within else "OUTSIDE"
+
+
+def limits(figure: Figure, quantity: Quantity) -> tuple[float, float]:
+    """Returns the lowest and the highest value that agree with a published figure."""
+    margin = quantity.absolute + quantity.relative * abs(figure.value)
+    rounding = 0.5 * 10.0**-quantity.digits  # published figures are rounded
+    low, high = (figure.value if x is None else x for x in (figure.low, figure.high))
+    return low - margin - rounding, high + margin + rounding
+
+
+def run(result: Result, flags: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the figures that the commands measure now, by name; `flags` are passed to each.
+
+    Raises:
+      ResultError: it is a record, or a command fails.
+    """
+    if result.kind == "record":
+        raise ResultError(
+            f"{result.name} is a record and cannot be measured again: {result.reason}"
+        )
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, command in enumerate(result.commands):
+            file = Path(folder) / f"{number}.json"
+            program, *words = shlex.split(command)
+            words = [*PROGRAMS[program], *words, *flags, f"--json={file}"]
+            done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": path})
+            if done.returncode:
+                needs = f"; it needs {result.needs}" if result.needs else ""
+                raise ResultError(f"{command} ended with {done.returncode}{needs}")
+            found |= json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def compare(result: Result, measured: Mapping[str, Any], here: str) -> list[Comparison]:
+    """Returns a comparison for each published figure.
+
+    Args:
+      measured: figures by name, as `run` returns them.
+      here: the hardware of the new figures.
+    """
+
+    def obstacle(quantity: Quantity) -> str:
+        hardware = "other hardware" if quantity.on_hardware and here != result.hardware else ""
+        return other_data(result) or hardware
+
+    return [
+        Comparison(
+            name,
+            result.quantity(name),
+            figure,
+            measured[name]["value"] if name in measured else None,
+            obstacle(result.quantity(name)),
+        )
+        for name, figure in result.figures.items()
+    ]
+
+
+def other_data(result: Result) -> str:
+    """Returns how the data differ from the published result's, or ''.
+
+    The embedded datasets are made from the CLDR of the installed Babel.
+    """
+    published = (result.versions or {}).get("babel")
+    here = importlib.metadata.version("babel") if published else None
+    same = here is None or here.split(".")[:2] == published.split(".")[:2]
+    return "" if same else f"phrases of Babel {here}, not {published}"
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    """Returns a line for each figure: published, allowed, measured, verdict."""
+    rows = [["figure", "published", "allowed", "measured", "verdict"]]
+    for each in comparisons:
+        digits = max(0, each.quantity.digits) + 1
+        low, high = limits(each.published, each.quantity)
+        new = "-" if each.measured is None else f"{each.measured:,.{digits}f}"
+        published = f"{each.published.value:,.{digits - 1}f} {each.quantity.unit}".strip()
+        allowed = f"{low:,.{digits}f} to {high:,.{digits}f}" if not each.obstacle else "-"
+        rows.append([each.name, published, allowed, new, each.verdict])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def updated(result: Result, measured: Mapping[str, Any], seconds: float) -> Result:
+    """Returns the result with the new figures, and with commit, date, hardware and versions of now.
+
+    Raises:
+      ResultError: a published figure was not measured.
+    """
+    if missing := result.figures.keys() - measured.keys():
+        raise ResultError(f"{result.name}: not measured: {', '.join(sorted(missing))}")
+    figures = {name: Figure(old.quantity, **measured[name]) for name, old in result.figures.items()}
+    versions = {name: importlib.metadata.version(name) for name in result.versions or ("jax",)}
+    return dataclasses.replace(
+        result,
+        figures=figures,
+        commit=commit(),
+        date=datetime.date.today().isoformat(),
+        hardware=hardware(),
+        versions=versions,
+        seconds=round(seconds, 1),
+        note=None,
+    )
+
+
+def commit() -> str | None:
+    """Returns the short hash of the checkout; None outside a repository."""
+    words = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def hardware() -> str:
+    """Returns '2 cores of AMD EPYC', or the name of the GPU that the driver lists first."""
+    words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        gpus = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        gpus = []
+    if gpus:
+        return f"{len(gpus)} x {gpus[0].strip()}"
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} cores of {names[0] if names else 'an unknown CPU'}"
+
+
+def timed_run(result: Result, flags: Sequence[str]) -> tuple[dict[str, Any], float]:
+    """Returns the figures of a run, and the seconds that it took."""
+    started = time.monotonic()
+    return run(result, flags), time.monotonic() - started
