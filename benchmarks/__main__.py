@@ -44,6 +44,8 @@ def measure(name: str, flags: list[str]) -> int:
     print(rerun.table(comparisons))
     if save:
         print(results.write(rerun.updated(result, measured, seconds)))
+        if result.note:
+            print(f"The note was removed; add the parts that still hold: {result.note}")
         print("python -m benchmarks render updates the tables.")
     if all(each.measured is None for each in comparisons):
         raise results.ResultError(f"{name}: the run measured none of the published figures")

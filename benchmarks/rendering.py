@@ -10,6 +10,7 @@
 """
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -129,4 +130,7 @@ def _run(result: Result) -> Iterator[str]:
         "Spread": result.spread,
         "Note": result.note,
     }
-    yield from (f"- {name}: {fact}" for name, fact in facts.items() if fact)
+    wrap = textwrap.TextWrapper(
+        120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    yield from (wrap.fill(f"- {name}: {fact}") for name, fact in facts.items() if fact)

@@ -58,7 +58,7 @@ class Comparison:
 def limits(figure: Figure, quantity: Quantity) -> tuple[float, float]:
     """Returns the lowest and the highest value that agree with a published figure."""
     margin = quantity.absolute + quantity.relative * abs(figure.value)
-    rounding = 0.5 * 10.0**-quantity.digits  # published figures are rounded
+    rounding = 0.5 * 10.0**-quantity.digits + 1e-9  # published figures may be rounded
     low, high = (figure.value if x is None else x for x in (figure.low, figure.high))
     return low - margin - rounding, high + margin + rounding
 

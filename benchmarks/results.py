@@ -33,7 +33,7 @@ class ResultError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """What several figures are of, and how far a second measurement may be from the first."""
+    """The unit of several figures, and the tolerance for a second measurement."""
 
     unit: str
     digits: int  # after the decimal point, in tables; -3: rounded to thousands
@@ -70,7 +70,7 @@ class Result:
     measures: str  # one sentence
     kind: str  # 'rerun': by `python -m benchmarks NAME`; 'record': cannot be repeated so
     reason: str | None  # of a record: why it cannot be repeated
-    needs: str | None  # what the commands need that the project does not bring
+    needs: str | None  # data, hardware or packages that are not part of the project
     commands: list[str]  # each adds figures
     commit: str | None
     date: str | None
@@ -79,7 +79,7 @@ class Result:
     versions: dict[str, str] | None
     seconds: float | None  # of all commands together
     signature: str | None  # of the scorer
-    spread: str  # what `low` and `high` of a figure are
+    spread: str  # the meaning of `low` and `high`, and the reason for the tolerances
     note: str | None
     headline: str
     quantities: dict[str, Quantity]
