@@ -30,7 +30,8 @@ def mean(values: Sequence[float]) -> Measured:
 
 
 def _measured(value: float, values: Sequence[float]) -> Measured:
-    return {"value": value, "low": min(values), "high": max(values), "n": len(values)}
+    numbers = {"value": value, "low": min(values), "high": max(values)}
+    return {name: float(f"{x:.10g}") for name, x in numbers.items()} | {"n": len(values)}
 
 
 def write(path: Path | None, figures: Mapping[str, float | Measured]) -> None:

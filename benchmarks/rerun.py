@@ -22,6 +22,8 @@ PROGRAMS = {
     "flaxformer-lite": [sys.executable, "-m", "flaxformer_lite"],
 }
 
+PACKAGES = ("jax", "flax", "numpy")  # whose versions every saved result records
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -149,7 +151,8 @@ def updated(result: Result, measured: Mapping[str, Any], seconds: float) -> Resu
     if missing := result.figures.keys() - measured.keys():
         raise ResultError(f"{result.name}: not measured: {', '.join(sorted(missing))}")
     figures = {name: Figure(old.quantity, **measured[name]) for name, old in result.figures.items()}
-    versions = {name: importlib.metadata.version(name) for name in result.versions or ("jax",)}
+    names = dict.fromkeys([*PACKAGES, *(result.versions or ())])
+    versions = {name: importlib.metadata.version(name) for name in names}
     return dataclasses.replace(
         result,
         figures=figures,

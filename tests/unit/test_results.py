@@ -269,7 +269,7 @@ def test_saved_figures_replace_the_published_ones_with_today_s_facts(tmp_path):
     assert new.figures["score"] == Figure("BLEU", 41.3, 41.0, 41.6, 3)
     assert set(new.figures) == set(result.figures)
     assert (new.hardware, new.seconds) == (rerun.hardware(), 7.0)
-    assert new.versions.keys() == result.versions.keys() and new.versions != result.versions
+    assert {"jax", "numpy"} <= new.versions.keys() and new.versions["jax"] != "0"
     with pytest.raises(ResultError, match="not measured: step"):
         rerun.updated(result, {"score": figure}, 7.0)
 
