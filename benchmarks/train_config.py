@@ -9,9 +9,7 @@ trained again, so an interrupted command can be started again.
 """
 
 import argparse
-import contextlib
 import functools
-import io
 import json
 import os
 import subprocess
@@ -64,8 +62,7 @@ def evaluated(workdir: Path, split: str, flags: Sequence[str]) -> dict[str, floa
     output = workdir / "benchmark" / "-".join([split, *flags]).replace("/", "_")
     command = [sys.executable, "-m", "flaxformer_lite", "evaluate", f"--workdir={workdir}"]
     command += [f"--split={split}", f"--output={output}", *flags]
-    with contextlib.redirect_stdout(io.StringIO()):
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     (scores,) = output.glob("*.scores.json")
     found = named(json.loads(scores.read_text())["scores"])
     return {f"{split} {name}": value for name, value in found.items()}
