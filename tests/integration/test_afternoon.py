@@ -1,4 +1,4 @@
-"""The README's example of a new position scheme, applied to a copy, tested and trained."""
+"""The tutorial's example of a new position scheme, applied to a copy, tested and trained."""
 
 import os
 import re
@@ -15,6 +15,7 @@ from flaxformer_lite.config import CHOICES
 SCHEME, STEPS = "log_bias", 20
 SUPPORT = Path(__file__).parent.parent / "support"
 DIFF = (SUPPORT / "add_a_position_scheme.diff").read_text(encoding="utf-8")
+PAGE = "docs/tutorials/position_scheme.md"
 
 
 def changed_files() -> list[str]:
@@ -47,7 +48,8 @@ def changed_copy(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         ["git", "apply", "-"], cwd=folder, env=env, input=DIFF, capture_output=True, text=True
     )
     assert applied.returncode == 0, (
-        f"tests/support/add_a_position_scheme.diff: does not apply; update it: {applied.stderr}"
+        "tests/support/add_a_position_scheme.diff: does not apply; update it, and what "
+        f"{PAGE} says about it: {applied.stderr}"
     )
     imported = run_in(folder, "-c", "import flaxformer_lite as f; print(f.__file__)")
     assert imported.startswith(str(folder))
@@ -65,8 +67,22 @@ def test_a_new_scheme_changes_three_files_in_at_most_forty_lines():
     assert 0 < len(re.findall(r"^\+(?!\+\+ )", DIFF, re.MULTILINE)) <= 40
 
 
-def test_the_readme_shows_the_whole_diff(repo_root):
-    assert f"```diff\n{DIFF}```" in (repo_root / "README.md").read_text(encoding="utf-8")
+def test_the_tutorial_includes_the_whole_diff(repo_root):
+    page = repo_root / PAGE
+    block = r"^```\{literalinclude\} (\S+)\n:language: diff\n```$"  # no option that cuts the file
+    included = re.findall(block, page.read_text(encoding="utf-8"), re.MULTILINE)
+    files = [(page.parent / path).resolve() for path in included]
+    assert files == [(SUPPORT / "add_a_position_scheme.diff").resolve()], (
+        f"{PAGE}: expected one literalinclude, of the whole diff, got {included}"
+    )
+
+
+def test_the_tutorial_runs_the_function_of_the_diff(repo_root):
+    """The page executes a copy, as the package does not have the new scheme."""
+    added = "\n".join(re.findall(r"^\+(?!\+\+ )(.*)$", DIFF, re.MULTILINE))
+    function = re.search(rf"^def {SCHEME}\(.*?(?=\n\n\n)", added, re.MULTILINE | re.DOTALL)[0]
+    page = (repo_root / PAGE).read_text(encoding="utf-8")
+    assert f"{function}\n```" in page, f"{PAGE}: expected a code cell that ends with:\n{function}"
 
 
 @pytest.mark.slow
