@@ -9,7 +9,7 @@ Hardware  2 CPU cores
 Time      88 minutes
 Expected  41.63 BLEU on tokenised test text (seeds 0 to 2: 41.57, 41.62, 41.69), 42.23 on
           validation; an ensemble of two seeds 42.30. Published for this model without images:
-          41.02 (Wu 2021). See README.md for more
+          41.02 (Wu 2021). See docs/results/multi30k_tok.md for more
 Command   python train.py --config=multi30k_tok
           On 2 CPU cores, with one device each, precede it by:
           XLA_FLAGS="--xla_cpu_multi_thread_eigen=false --xla_force_host_platform_device_count=2"

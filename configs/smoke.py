@@ -1,4 +1,4 @@
-"""A tiny run for the README, the tests and CI: fast, with poor translations.
+"""A tiny run for the documentation, the tests and CI: fast, with poor translations.
 
 Data      5,000 phrases of cldr_translate/en-de
 Hardware  2 CPU cores
