@@ -14,7 +14,7 @@ class ModelConfig:
     A section, table or equation without an author is of "Attention Is All You Need".
     """
 
-    # stacks of layers; section 3.1; 'encoder_classifier' (Devlin 2019), 'decoder_lm' (Radford 2018)
+    # both stacks, section 3.1; only the encoder (Devlin 2019); only the decoder (Radford 2018)
     architecture: str = "encoder_decoder"
     # attends to earlier tokens, section 3.2.3; 'masked': to all (Ghazvininejad 2019, section 2)
     decoder: str = "causal"
