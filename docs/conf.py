@@ -62,6 +62,7 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 100
 python_use_unqualified_type_names = True
 
 # HTML
