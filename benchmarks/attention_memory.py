@@ -6,7 +6,7 @@ Compiler: memory of the compiled step besides inputs and outputs. Peak: largest 
 process, Python and JAX included. Time: median of the repeats, and their range. A point over the
 memory limit is not run.
 
-    python benchmarks/attention_memory.py --longest=16384
+    python -m benchmarks.attention_memory --longest=16384
 """
 
 import argparse

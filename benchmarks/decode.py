@@ -6,8 +6,8 @@ engines alternate, so that other load on the machine affects all of them. This p
 CPU device, and on several that share the sentences or the model (`tensor`). CTranslate2 has a
 worker for each thread, with its share of the sentences; Marian (in Transformers) uses all threads.
 
-    pip install -e '.[bench]' && python benchmarks/decode.py
-    python benchmarks/decode.py --only=ours --devices=1
+    pip install -e '.[bench]' && python -m benchmarks.decode
+    python -m benchmarks.decode --only=ours --devices=1
 """
 
 import argparse

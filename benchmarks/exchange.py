@@ -5,7 +5,7 @@ same decoding method. Runs alternate. This package splits a batch over 2 CPU dev
 has 2 workers of 1 thread each.
 
     pip install -e '.[exchange]'
-    python benchmarks/exchange.py --workdir=runs/multi30k_tok --beam_size=5 --alpha=1
+    python -m benchmarks.exchange --workdir=runs/multi30k_tok --beam_size=5 --alpha=1
 """
 
 import argparse

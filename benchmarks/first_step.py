@@ -3,7 +3,7 @@
 Cold: empty folders for data and compiled steps. Warm: the folders of the run before. Every run has
 a new workdir and is stopped after its first step.
 
-    python benchmarks/first_step.py --config=default --repeats=5
+    python -m benchmarks.first_step --config=default --repeats=5
 """
 
 import argparse

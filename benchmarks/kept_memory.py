@@ -6,7 +6,7 @@ it in the heap of the first thread (keep, as with one device). In the last case 
 runs the steps, in the others a thread of JAX. The compile time of the step is printed too, since
 threads that share a heap wait for each other.
 
-    python benchmarks/kept_memory.py --repeats=5
+    python -m benchmarks.kept_memory --repeats=5
 """
 
 import argparse

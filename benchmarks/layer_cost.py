@@ -19,8 +19,8 @@ Exponents  slopes of logarithms: of FLOPs over all lengths or widths, of time an
            last 3 doublings of the length, or over the widths from 512. The length grows at width 64
            for attention, and at 512 for the other layers
 
-    python benchmarks/layer_cost.py --output=docs/results/layer_cost.png
-    python benchmarks/layer_cost.py --lengths 64 128 256 512 --widths 64 512 1024     # fewer points
+    python -m benchmarks.layer_cost --output=docs/results/layer_cost.png
+    python -m benchmarks.layer_cost --lengths 64 128 256 512 --widths 64 512 1024     # fewer points
 """
 
 import argparse

@@ -8,9 +8,9 @@ that of its inputs.
 With `--train`, trains a small run 2 times: the first start tokenises, the second does not. Prints
 their times and the share in which steps waited for a batch. Other flags are those of `train.py`.
 
-    python benchmarks/loader.py --pairs=10000000
-    python benchmarks/loader.py --pairs=1000000 --packing
-    python benchmarks/loader.py --train --config=default --config.data.subword_sampling=0.1
+    python -m benchmarks.loader --pairs=10000000
+    python -m benchmarks.loader --pairs=1000000 --packing
+    python -m benchmarks.loader --train --config=default --config.data.subword_sampling=0.1
 """
 
 import argparse

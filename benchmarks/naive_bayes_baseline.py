@@ -3,7 +3,7 @@
 The features are the counts of all sequences of 1 to n characters, each plus `--smoothing`. Both
 numbers are chosen on the validation split; the test split is scored once, with the chosen ones.
 
-    python benchmarks/naive_bayes_baseline.py
+    python -m benchmarks.naive_bayes_baseline
 """
 
 import argparse

@@ -20,7 +20,7 @@ and the German phrase, all of which counts.
 Every distribution is interpolated with the uniform one over all symbols, so that no probability is
 0. Each run checks that the distributions sum to 1.
 
-    python benchmarks/ngram_baseline.py --text=de
+    python -m benchmarks.ngram_baseline --text=de
 """
 
 import argparse

@@ -5,7 +5,7 @@ decoder. Quality is that of the validation split. Speed is in sentences a second
 phrases: the median of runs in which the methods alternate, after a warm-up run each. Finished runs
 are not trained again, so an interrupted command can be started again.
 
-    python benchmarks/parallel_decoding.py --output=runs/parallel_decoding
+    python -m benchmarks.parallel_decoding --output=runs/parallel_decoding
 """
 
 import argparse

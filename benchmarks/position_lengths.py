@@ -6,7 +6,7 @@ test split), by the length of the longer side. For comparison, 'all lengths' is 
 trained on all lengths for the same number of steps. Finished runs are not trained again, so an
 interrupted command can be started again.
 
-    python benchmarks/position_lengths.py --seeds=3 --output=runs/position_lengths
+    python -m benchmarks.position_lengths --seeds=3 --output=runs/position_lengths
 """
 
 import argparse

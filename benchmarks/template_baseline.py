@@ -5,7 +5,7 @@ slots. A text is looked up with as few of its numbers in slots as possible. With
 the most similar template is filled: its words that differ from the text, and that its target
 repeats, are replaced by those of the text.
 
-    python benchmarks/template_baseline.py --split=test
+    python -m benchmarks.template_baseline --split=test
 """
 
 import argparse

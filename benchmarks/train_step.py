@@ -12,11 +12,11 @@ peak, which is that of a product of large matrices in the same run, the best of 
 peak memory; the time from the start of the process to its first finished step; and the speed
 relative to PyTorch, or else to the first engine.
 
-    pip install -e '.[bench]' && python benchmarks/train_step.py --size=base
-    python benchmarks/train_step.py --size=tiny --only ours torch
-    python benchmarks/train_step.py --size=tiny --only ours ours_r_drop
-    python benchmarks/train_step.py --size=paper_base --dtype=bfloat16                    # on a GPU
-    python benchmarks/train_step.py --flax_wmt=flax/examples/wmt/models.py --only ours flax_wmt
+    pip install -e '.[bench]' && python -m benchmarks.train_step --size=base
+    python -m benchmarks.train_step --size=tiny --only ours torch
+    python -m benchmarks.train_step --size=tiny --only ours ours_r_drop
+    python -m benchmarks.train_step --size=paper_base --dtype=bfloat16                    # on a GPU
+    python -m benchmarks.train_step --flax_wmt=flax/examples/wmt/models.py --only ours flax_wmt
 """
 
 import argparse
