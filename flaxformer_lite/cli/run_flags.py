@@ -371,7 +371,7 @@ def _define_resampling(values: flags.FlagValues) -> None:
     # A 95 % interval leaves 1 resample in 40 beyond each of its ends.
     bootstrap = "resamples of the sentences for confidence intervals, such as 1000"
     flag.integer("bootstrap", None, bootstrap, lower_bound=40)
-    flag.integer("bootstrap_seed", None, "seed of the resamples", lower_bound=1)
+    flag.integer("bootstrap_seed", None, "seed of the resamples", lower_bound=0)
 
 
 def _resampling(values: flags.FlagValues) -> dict[str, int]:

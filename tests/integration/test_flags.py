@@ -221,7 +221,7 @@ def test_a_wrong_flag_of_score_is_refused(arguments, says):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--bootstrap=39", "--bootstrap=many", "--bootstrap=99 --bootstrap_seed=0"]
+    "flag", ["--bootstrap=39", "--bootstrap=many", "--bootstrap=99 --bootstrap_seed=-1"]
 )
 def test_too_few_resamples_or_an_invalid_seed_end_with_2_and_one_line(flag, capsys):
     with pytest.raises(SystemExit) as caught:
