@@ -1,6 +1,7 @@
 """Scaled dot-product attention and multi-head attention. Section 3.2."""
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -75,7 +76,7 @@ class MultiHeadAttention(nn.Module):
     config: ModelConfig
     is_self_attention: bool = False  # position schemes act only in self-attention
 
-    def setup(self):
+    def setup(self) -> None:
         c = self.config
         d_head = c.d_head or c.d_model // c.num_heads
         num_kv_heads = c.num_kv_heads or c.num_heads
@@ -97,7 +98,7 @@ class MultiHeadAttention(nn.Module):
         memory_BSD: jax.Array,
         mask: AttentionMask,
         bias: ScoreBias | None = None,
-        **dropout_args,
+        **dropout_args: Any,
     ) -> jax.Array:
         """Returns attention from `x_BTD` to `memory_BSD` (itself in self-attention): (B, T, D)."""
         keys_values = self.keys_values(memory_BSD, mask.key)
@@ -162,7 +163,7 @@ class MultiHeadAttention(nn.Module):
         mask: AttentionMask,
         bias: ScoreBias | None,
         *,
-        drop: Callable,
+        drop: Callable[..., Any],
     ) -> jax.Array:
         """Returns attention by equation 1, with all weights in one array: (B, T, H, K)."""
         key_BSHK, value_BSHK = (

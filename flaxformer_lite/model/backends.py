@@ -8,8 +8,10 @@
 The `reference`, in `attention.py`, is the only one that returns the attention weights.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ from flaxformer_lite.model import devices
 from flaxformer_lite.model.blockwise import blockwise
 from flaxformer_lite.model.devices import Devices
 from flaxformer_lite.model.kernels import FLASH_BLOCKS, cudnn, flash, xla
-from flaxformer_lite.model.masks import AttentionMask
+from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import ScoreBias
 from flaxformer_lite.system.errors import InputError
 
@@ -100,7 +102,7 @@ def attend(
 
 
 def run_per_device(
-    kernel: Callable,
+    kernel: Callable[..., Any],
     split: Devices,
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
@@ -114,13 +116,24 @@ def run_per_device(
         lambda x_BL: jnp.broadcast_to(x_BL, (B, *x_BL.shape[1:])), (mask.query, mask.key)
     )
 
-    def on_device(query_BTHK, key_BSGK, value_BSGK, query, key):
-        device_mask = mask.replace(query=query, key=query if is_self_attention else key)
+    def on_device(
+        query_BTHK: jax.Array,
+        key_BSGK: jax.Array,
+        value_BSGK: jax.Array,
+        query: TokenPositions,
+        key: TokenPositions,
+    ) -> jax.Array:
+        key = query if is_self_attention else key
+        device_mask = dataclasses.replace(mask, query=query, key=key)
         return kernel(query_BTHK, key_BSGK, value_BSGK, device_mask)
 
-    specs = {"in_specs": (*[by_heads] * 3, by_rows, by_rows), "out_specs": by_heads}
-    # check_vma: the output of a kernel has no varying-axes type
-    run = jax.shard_map(on_device, mesh=split.mesh, **specs, check_vma=False)
+    run = jax.shard_map(
+        on_device,
+        mesh=split.mesh,
+        in_specs=(by_heads, by_heads, by_heads, by_rows, by_rows),
+        out_specs=by_heads,
+        check_vma=False,  # the output of a kernel has no varying-axes type
+    )
     return run(query_BTHK, key_BSGK, value_BSGK, query, key)
 
 

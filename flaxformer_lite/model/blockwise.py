@@ -1,8 +1,10 @@
 """Blockwise attention: its memory is linear in the length. After Rabe 2021, section 2."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ BLOCK = 256
 LOWEST = jnp.finfo(jnp.float32).min
 
 # arrays of queries or of keys and values, their `TokenPositions`, and their `_order` or None
-Block = tuple
+Block = tuple[Any, ...]
 # Over some blocks of keys, float32: the sum of exp(score - largest), (B, H, T), and the sum of the
 # values with these weights, (B, H, T, K).
 Sums = tuple[jax.Array, jax.Array]
@@ -44,8 +46,9 @@ def blockwise(
     key_blocks = _split((key_BSGK, value_BSGK, mask.key, order and order[1]), block)
 
     def attend_from(query_block: Block) -> jax.Array:
-        blocks = {"query_block": query_block, "key_blocks": key_blocks, "dtype": dtype}
-        fold = functools.partial(_fold, **blocks, mask=mask, bias=bias)
+        fold = functools.partial(
+            _fold, query_block=query_block, key_blocks=key_blocks, dtype=dtype, mask=mask, bias=bias
+        )
         B, T, H, K = query_block[0].shape
 
         def take_larger(
@@ -71,15 +74,15 @@ def blockwise(
 
 
 def _fold(
-    update: Callable,
-    start: jax.Array | Sums,
+    update: Callable[..., Any],
+    start: Any,
     *,
     query_block: Block,
     key_blocks: Block,
     dtype: jnp.dtype,
     mask: AttentionMask,
     bias: ScoreBias | None,
-) -> jax.Array | Sums:
+) -> Any:
     """Returns `update(state, scores, values)` folded over the blocks of keys from `start`.
 
     `dtype`: of the factors of matrix products.
@@ -88,12 +91,12 @@ def _fold(
 
     # the backward pass recomputes the scores, so they are not stored
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def step(state: jax.Array | Sums, key_block: Block) -> tuple:
+    def step(state: Any, key_block: Block) -> tuple[Any, None]:
         key_BSGK, value_BSGK, key_positions, key_order = key_block
 
-        def updated(state: jax.Array | Sums) -> jax.Array | Sums:
+        def updated(state: Any) -> Any:
             rounded_BTHK = query_BTHK.astype(dtype)
-            mask_array = mask.replace(query=query_positions, key=key_positions).array()
+            mask_array = dataclasses.replace(mask, query=query_positions, key=key_positions).array()
             scores_BHTS = _scores(rounded_BTHK, key_BSGK.astype(dtype))
             if bias is not None:
                 positions = query_positions.position_BL, key_positions.position_BL
@@ -158,7 +161,7 @@ def _mix(weights_BHTS: jax.Array, value_BSGK: jax.Array) -> jax.Array:
     return mixed_BGRTK.reshape(B, H, T, K)
 
 
-def _split(tree: tuple, size: int) -> tuple:
+def _split(tree: Block, size: int) -> Block:
     """Returns each array (B, L, ...) as (N, B, L / N, ...), the fewest blocks of at most `size`.
 
     The last block is padded.

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -62,7 +63,7 @@ def _kernel_axes(
 
 
 def _matmul_forward(
-    x: jax.Array, kernel: jax.Array, *options
+    x: jax.Array, kernel: jax.Array, *options: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return matmul(x, kernel, *options), (x, kernel)
 

@@ -32,8 +32,8 @@ _DEVICES: contextvars.ContextVar[Devices | None] = contextvars.ContextVar("devic
 
 
 def compiled_for(
-    function: Callable, mesh: Mesh, rows: tuple[str, ...], *, keeps_rows: bool = False
-) -> Callable:
+    function: Callable[..., Any], mesh: Mesh, rows: tuple[str, ...], *, keeps_rows: bool = False
+) -> Callable[..., Any]:
     """Returns `function` to compile for `mesh`, whose axes `rows` split rows, the others heads.
 
     Each call returns a new function: JAX caches traces by function and arguments, not by mesh.

@@ -1,5 +1,7 @@
 """Token ids to vectors before a stack of layers, and vectors to logits after it. Section 3.4."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ def token_embedding(config: ModelConfig) -> nn.Embed:
     Its vectors are float32 for every `dtype`, and so are the sums of a frequent token's gradients.
     In bfloat16 a sum of more than a few hundred equal terms stops growing.
     """
+    assert config.vocab_size is not None, "build_model requires it"
     init = nn.initializers.normal(config.d_model**-0.5)
     return nn.Embed(config.vocab_size, config.d_model, embedding_init=init)
 
@@ -28,11 +31,13 @@ class Inputs(nn.Module):
     config: ModelConfig
     embedding: nn.Embed
 
-    def setup(self):
+    def setup(self) -> None:
         self.position_vectors = PositionVectors(self.config)
         self.drop = Dropout(self.config.dropout)
 
-    def __call__(self, ids_BL: jax.Array, positions: TokenPositions, **dropout_args) -> jax.Array:
+    def __call__(
+        self, ids_BL: jax.Array, positions: TokenPositions, **dropout_args: Any
+    ) -> jax.Array:
         """Returns the input of the first layer, (B, L, D)."""
         dtype = self.config.dtype
         table_VD = keep_vectors_whole(self.embedding.embedding)

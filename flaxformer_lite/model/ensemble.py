@@ -7,6 +7,7 @@ training step needs.
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -37,7 +38,7 @@ class Ensemble(nn.Module):
 
     configs: tuple[ModelConfig, ...]
 
-    def setup(self):
+    def setup(self) -> None:
         self.members = [build_model(config) for config in self.configs]
 
     @property
@@ -46,16 +47,21 @@ class Ensemble(nn.Module):
         max_length = min(config.max_length for config in self.configs)
         return dataclasses.replace(self.configs[0], max_length=max_length)
 
-    def __call__(self, *inputs: jax.Array, **options) -> jax.Array:
+    def __call__(self, *inputs: jax.Array, **options: Any) -> jax.Array:
         """Returns the log of the mean probability of tokens or classes; arguments of a member."""
         return log_mean_probability([member(*inputs, **options) for member in self.members])
 
-    def start_cache(self, *arguments: jax.Array | int) -> EnsembleCache:
+    def start_cache(self, *arguments: Any) -> EnsembleCache:
         """Returns the cache before the first `decode_step`; arguments of a member."""
         return EnsembleCache(tuple(member.start_cache(*arguments) for member in self.members))
 
     def decode_step(
-        self, token: jax.Array, cache: EnsembleCache, index: jax.Array, *source: jax.Array, **beams
+        self,
+        token: jax.Array,
+        cache: EnsembleCache,
+        index: jax.Array,
+        *source: jax.Array,
+        **beams: Any,
     ) -> tuple[jax.Array, EnsembleCache]:
         """Returns the log of the mean probability of the next token, and the updated cache.
 

@@ -1,6 +1,7 @@
 """Attention by the compiler (XLA), by cuDNN's kernel and by the Pallas kernel for TPUs."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,14 +74,15 @@ def flash(
         for positions, x in ((mask.query, query_BHTK), (mask.key, key_BGSK))
     ]
     lengths = query_BHTK.shape[2], key_BGSK.shape[2]
-    splash_mask = splash.FullMask(lengths)
-    if mask.causal or mask.window is not None:
-        window = mask.window, 0 if mask.causal else mask.window
-        splash_mask = splash.LocalMask(lengths, window, offset=0)
+    is_limited = mask.causal or mask.window is not None
+    window = mask.window, 0 if mask.causal else mask.window
+    splash_mask = (
+        splash.LocalMask(lengths, window, offset=0) if is_limited else splash.FullMask(lengths)
+    )
     block_q, block_kv = (
         next(block for block in FLASH_BLOCKS if length % block == 0) for length in lengths
     )
-    sizes = {f"block_q{part}": block_q for part in ("", "_dkv", "_dq")}
+    sizes: dict[str, Any] = {f"block_q{part}": block_q for part in ("", "_dkv", "_dq")}
     parts = ("", "_compute", "_dkv", "_dkv_compute", "_dq")
     sizes |= {f"block_kv{part}": block_kv for part in parts}
     kernel = splash.make_splash_mha(

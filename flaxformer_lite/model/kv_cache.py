@@ -1,5 +1,7 @@
 """The cache of keys and values for decoding token by token."""
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ class KVCache:
         return cls(jnp.transpose(key_BSGK, (0, 2, 3, 1)), jnp.swapaxes(value_BSGK, 1, 2))
 
     @classmethod
-    def empty(cls, shape: tuple[int, int, int, int], dtype: jnp.dtype) -> "KVCache":
+    def empty(cls, shape: tuple[int, int, int, int], dtype: jax.typing.DTypeLike) -> "KVCache":
         """Returns a cache of zeros; `shape`: (B, S, G, K)."""
         return cls.of(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
@@ -67,6 +69,5 @@ class DecoderCache:
     def extended(self, max_length: int, beam_size: int = 1) -> "DecoderCache":
         """Returns this cache padded with zeros to `max_length` positions."""
         entries = max_length * beam_size
-        return self.replace(
-            self_attention=tuple(cache.extended(entries) for cache in self.self_attention)
-        )
+        extended = tuple(cache.extended(entries) for cache in self.self_attention)
+        return dataclasses.replace(self, self_attention=extended)

@@ -1,5 +1,6 @@
 """The encoder and the decoder of figure 1, and their layers. Section 3.1."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import PositionBias, ScoreBias
 from flaxformer_lite.system.errors import InputError
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,
     # x times the normal distribution function of x
     "gelu": functools.partial(nn.gelu, approximate=False),
@@ -44,12 +45,14 @@ def make_norm(config: ModelConfig, name: str | None = None) -> nn.Module:
     )
 
 
-def apply_with_remat(layer: nn.Module, x_BTD: jax.Array, *args: Any, **dropout_args) -> jax.Array:
+def apply_with_remat(
+    layer: nn.Module, x_BTD: jax.Array, *args: Any, **dropout_args: Any
+) -> jax.Array:
     """Returns `layer(x_BTD, *args, **dropout_args)`, rematerialised by `remat`. Chen 2016, 4."""
     remat = layer.config.remat
     if remat == "none":
         return layer(x_BTD, *args, **dropout_args)
-    apply = lambda layer, x_BTD: layer(x_BTD, *args, **dropout_args)  # noqa: E731
+    apply: Callable[..., Any] = lambda layer, x_BTD: layer(x_BTD, *args, **dropout_args)  # noqa: E731
     return nn.remat(apply, policy=REMAT_POLICIES[remat])(layer, x_BTD)
 
 
@@ -104,14 +107,18 @@ class EncoderLayer(nn.Module):
 
     config: ModelConfig
 
-    def setup(self):
+    def setup(self) -> None:
         self.self_attention = MultiHeadAttention(self.config, is_self_attention=True)
         self.feed_forward = FeedForward(self.config)
         self.self_attention_residual = Residual(self.config)
         self.feed_forward_residual = Residual(self.config)
 
     def __call__(
-        self, x_BSD: jax.Array, mask: AttentionMask, bias: ScoreBias | None = None, **dropout_args
+        self,
+        x_BSD: jax.Array,
+        mask: AttentionMask,
+        bias: ScoreBias | None = None,
+        **dropout_args: Any,
     ) -> jax.Array:
         """Maps (B, S, D) to (B, S, D); `bias`: added to the scores of self-attention."""
         attend = lambda x: self.self_attention(x, x, mask, bias, **dropout_args)  # noqa: E731
@@ -125,7 +132,7 @@ class DecoderLayer(nn.Module):
     config: ModelConfig
     has_encoder: bool = True
 
-    def setup(self):
+    def setup(self) -> None:
         self.self_attention = MultiHeadAttention(self.config, is_self_attention=True)
         self.self_attention_residual = Residual(self.config)
         if self.has_encoder:
@@ -141,7 +148,7 @@ class DecoderLayer(nn.Module):
         bias: ScoreBias | None = None,
         memory: jax.Array | KVCache | None = None,
         cross_mask: AttentionMask | None = None,
-        **dropout_args,
+        **dropout_args: Any,
     ) -> jax.Array:
         """Maps (B, T, D) to (B, T, D).
 
@@ -154,6 +161,7 @@ class DecoderLayer(nn.Module):
             return self.self_attention(x_BTD, x_BTD, mask, bias, **dropout_args)
 
         def cross_attend(x_BTD: jax.Array) -> jax.Array:
+            assert memory is not None and cross_mask is not None
             if isinstance(memory, KVCache):
                 return self.cross_attention.attend(x_BTD, memory, cross_mask, **dropout_args)
             return self.cross_attention(x_BTD, memory, cross_mask, **dropout_args)
@@ -181,16 +189,19 @@ class DecoderLayer(nn.Module):
         Returns:
           The output (B, W, D), and the cache of self-attention with the new position.
         """
-        own, memory = cache
+        (own, memory), (own_mask, memory_mask) = cache, masks
 
         def attend(x_BWD: jax.Array) -> jax.Array:
             nonlocal own
-            own = own.write(self.self_attention.keys_values(x_BWD, masks[0].query), index)
-            return self.self_attention.attend(x_BWD, own, masks[0], bias)
+            own = own.write(self.self_attention.keys_values(x_BWD, own_mask.query), index)
+            return self.self_attention.attend(x_BWD, own, own_mask, bias)
+
+        def cross_attend(x_BWD: jax.Array) -> jax.Array:
+            assert memory is not None and memory_mask is not None
+            return self.cross_attention.attend(x_BWD, memory, memory_mask)
 
         x_BWD = self.self_attention_residual(x_BWD, attend)
         if self.has_encoder:
-            cross_attend = lambda x: self.cross_attention.attend(x, memory, masks[1])  # noqa: E731
             x_BWD = self.cross_attention_residual(x_BWD, cross_attend)
         return self.feed_forward_residual(x_BWD, self.feed_forward), own
 
@@ -204,13 +215,15 @@ class Encoder(nn.Module):
 
     config: ModelConfig
 
-    def setup(self):
+    def setup(self) -> None:
         self.position_bias = PositionBias(self.config, bidirectional=True)
         self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
         if self.config.norm_placement == "pre":
             self.final_norm = make_norm(self.config)
 
-    def __call__(self, x_BSD: jax.Array, positions: TokenPositions, **dropout_args) -> jax.Array:
+    def __call__(
+        self, x_BSD: jax.Array, positions: TokenPositions, **dropout_args: Any
+    ) -> jax.Array:
         """Maps (B, S, D) to (B, S, D)."""
         mask = AttentionMask(positions, positions, window=self.config.attention_window)
         bias = self.position_bias()
@@ -225,7 +238,7 @@ class Decoder(nn.Module):
     config: ModelConfig
     has_encoder: bool = True
 
-    def setup(self):
+    def setup(self) -> None:
         c = self.config
         self.position_bias = PositionBias(c, bidirectional=c.decoder == "masked")
         self.layers = [DecoderLayer(c, self.has_encoder) for _ in range(c.num_decoder_layers)]
@@ -238,17 +251,19 @@ class Decoder(nn.Module):
         positions: TokenPositions,
         memory: Memory | None = None,
         memory_positions: TokenPositions | None = None,
-        **dropout_args,
+        **dropout_args: Any,
     ) -> jax.Array:
         """Maps (B, T, D) to (B, T, D); `memory`: of the encoder, if the model has one."""
         # a masked decoder attends to both sides: Ghazvininejad 2019, section 2.1
         causal, window = self.config.decoder == "causal", self.config.attention_window
         mask = AttentionMask(positions, positions, causal=causal, window=window)
-        cross_mask = AttentionMask(positions, memory_positions) if self.has_encoder else None
+        cross_mask = (
+            None if memory_positions is None else AttentionMask(positions, memory_positions)
+        )
         bias = self.position_bias()
         memories = memory if isinstance(memory, tuple) else (memory,) * len(self.layers)
-        for layer, memory in zip(self.layers, memories, strict=True):
-            x_BTD = apply_with_remat(layer, x_BTD, mask, bias, memory, cross_mask, **dropout_args)
+        for layer, each in zip(self.layers, memories, strict=True):
+            x_BTD = apply_with_remat(layer, x_BTD, mask, bias, each, cross_mask, **dropout_args)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
     def start_cache(self, batch_size: int, max_length: int, beam_size: int) -> tuple[KVCache, ...]:
@@ -293,16 +308,17 @@ class Decoder(nn.Module):
         """
         num_beams = x_BWD.shape[1]
         query = TokenPositions.at(jnp.reshape(index, (1,)))
-        memory_mask = AttentionMask(query, memory_positions) if self.has_encoder else None
+        memory_mask = None
+        if memory_positions is not None:
+            memory_mask = AttentionMask(query, memory_positions)
         masks = self._step_mask(cache, index, num_beams, ancestor_BWT), memory_mask
         updated, bias = [], self.position_bias()
-        for layer, *layer_cache in zip(
-            self.layers, cache.self_attention, cache.cross_attention, strict=True
-        ):
+        caches = zip(cache.self_attention, cache.cross_attention, strict=True)
+        for layer, layer_cache in zip(self.layers, caches, strict=True):
             x_BWD, own = layer.step(x_BWD, layer_cache, index, masks, bias)
             updated.append(own)
         x_BWD = self.final_norm(x_BWD) if self.config.norm_placement == "pre" else x_BWD
-        return x_BWD, cache.replace(self_attention=tuple(updated))
+        return x_BWD, dataclasses.replace(cache, self_attention=tuple(updated))
 
     def _step_mask(
         self,

@@ -1,18 +1,21 @@
 """The parameters of a model: initial values, and shapes."""
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+Params = dict[str, Any]  # arrays in nested dicts, by the names of modules
 
-def initial(model: nn.Module, key: jax.Array, *, length: int = 8) -> dict:
+
+def initial(model: nn.Module, key: jax.Array, *, length: int = 8) -> Params:
     """Returns random float32 parameters, a function of `key`; `length`: of the example input."""
     return _with_reference_attention(model).init(key, *_example_inputs(model, length))["params"]
 
 
-def shapes(model: nn.Module) -> dict:
+def shapes(model: nn.Module) -> Params:
     """Returns the shapes and dtypes of the parameters, without computing them."""
     return jax.eval_shape(lambda key: initial(model, key, length=1), jax.random.key(0))
 

@@ -82,7 +82,7 @@ def alibi(query_position_BT: jax.Array, key_position_BS: jax.Array, *, num_heads
     """Returns minus the distance times the slope of the head, (B, H, T, S). Press 2022."""
     offset_BTS = offsets(query_position_BT, key_position_BS)
     distance_B1TS = jnp.abs(offset_BTS)[:, None].astype(jnp.float32)
-    return -alibi_slopes(num_heads)[None, :, None, None] * distance_B1TS
+    return distance_B1TS * -alibi_slopes(num_heads)[None, :, None, None]
 
 
 def t5_bucket(offset: jax.Array, *, bidirectional: bool) -> jax.Array:
@@ -207,7 +207,7 @@ class RelativeVectors(nn.Module):
 
     config: ModelConfig
 
-    def setup(self):
+    def setup(self) -> None:
         c = self.config
         shape = (2 * c.relative_clip + 1, c.d_head or c.d_model // c.num_heads)
         self.key_RK = self.param("key", nn.initializers.xavier_uniform(), shape)

@@ -1,5 +1,7 @@
 """The 3 models, from token ids to logits: the encoder-decoder of Figure 1, and each half of it."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -44,7 +46,7 @@ class EncoderDecoder(nn.Module):
 
     config: ModelConfig
 
-    def setup(self):
+    def setup(self) -> None:
         c = self.config
         self.target_embedding = token_embedding(c)
         self.source_embedding = self.target_embedding if c.tie_embeddings else token_embedding(c)
@@ -58,14 +60,14 @@ class EncoderDecoder(nn.Module):
                 c.max_length, use_bias=c.use_bias, kernel_init=nn.initializers.xavier_uniform()
             )
 
-    def __call__(self, source_BS: jax.Array, target_BT: jax.Array, **options) -> jax.Array:
+    def __call__(self, source_BS: jax.Array, target_BT: jax.Array, **options: Any) -> jax.Array:
         """Returns logits (B, T, V), float32, of the token after each token of `target_BT`.
 
         With a masked decoder: of the token itself. Arguments as of `features_and_lengths`.
         """
         return project(self.features(source_BS, target_BT, **options), self.output(), self.config)
 
-    def features(self, source_BS: jax.Array, target_BT: jax.Array, **options) -> jax.Array:
+    def features(self, source_BS: jax.Array, target_BT: jax.Array, **options: Any) -> jax.Array:
         """Returns the decoder's output, (B, T, D); arguments as of `features_and_lengths`."""
         return self.features_and_lengths(source_BS, target_BT, **options)[0]
 
@@ -76,7 +78,7 @@ class EncoderDecoder(nn.Module):
         *,
         source_segment_BS: jax.Array | None = None,
         target_segment_BT: jax.Array | None = None,
-        **dropout_args,
+        **dropout_args: Any,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns `features`, and with a masked decoder the logits of the target's length.
 
@@ -115,7 +117,7 @@ class EncoderDecoder(nn.Module):
         return self.output()
 
     def _encode(
-        self, source_BS: jax.Array, source: TokenPositions, **dropout_args
+        self, source_BS: jax.Array, source: TokenPositions, **dropout_args: Any
     ) -> tuple[jax.Array, jax.Array | None]:
         """Returns the encoder's output, and with a masked decoder the logits of the length."""
         x_BSD = self.source_inputs(source_BS, source, **dropout_args)
@@ -135,12 +137,12 @@ class EncoderDecoder(nn.Module):
         target: TokenPositions,
         memory: Memory,
         source: TokenPositions,
-        **dropout_args,
+        **dropout_args: Any,
     ) -> jax.Array:
         x_BTD = self.target_inputs(target_BT, target, **dropout_args)
         return self.decoder(x_BTD, target, memory, source, **dropout_args)
 
-    def encode(self, source_BS: jax.Array, **dropout_args) -> jax.Array:
+    def encode(self, source_BS: jax.Array, **dropout_args: Any) -> jax.Array:
         """Returns the encoder's output, (B, S, D)."""
         return self._encode(source_BS, TokenPositions.of(source_BS), **dropout_args)[0]
 
@@ -173,7 +175,7 @@ class EncoderDecoder(nn.Module):
         x_BWD, cache = self.decoder.step(x_BWD, cache, index, ancestor_BWT=ancestor_BWT, **memory)
         return project(x_BWD, self.output(), self.config).reshape(*token.shape, -1), cache
 
-    def start_filling(self, source_BS: jax.Array) -> tuple[tuple[KVCache, ...], jax.Array]:
+    def start_filling(self, source_BS: jax.Array) -> tuple[tuple[KVCache, ...], jax.Array | None]:
         """Encodes the source for a masked decoder.
 
         Returns:
@@ -206,17 +208,18 @@ class EncoderClassifier(nn.Module):
 
     config: ModelConfig
 
-    def setup(self):
+    def setup(self) -> None:
         c = self.config
         self.source_inputs = Inputs(c, token_embedding(c))
         self.encoder = Encoder(c)
         self.drop = Dropout(c.dropout)
+        assert c.num_classes is not None, "build_model requires it"
         init = nn.initializers.xavier_uniform()
         self.classes = nn.Dense(
             c.num_classes, use_bias=c.use_bias, dtype=jnp.float32, kernel_init=init
         )
 
-    def __call__(self, source_BS: jax.Array, **dropout_args) -> jax.Array:
+    def __call__(self, source_BS: jax.Array, **dropout_args: Any) -> jax.Array:
         """Returns logits (B, C), float32; arguments as of `EncoderDecoder`."""
         source = TokenPositions.of(source_BS)
         x_BSD = self.source_inputs(source_BS, source, **dropout_args)
@@ -238,14 +241,14 @@ class DecoderLM(nn.Module):
 
     config: ModelConfig
 
-    def setup(self):
+    def setup(self) -> None:
         c = self.config
         self.target_embedding = token_embedding(c)
         self.target_inputs = Inputs(c, self.target_embedding)
         self.decoder = Decoder(c, has_encoder=False)
         self.output = Output(c, self.target_embedding)
 
-    def __call__(self, target_BT: jax.Array, **options) -> jax.Array:
+    def __call__(self, target_BT: jax.Array, **options: Any) -> jax.Array:
         """Returns logits (B, T, V), float32, of the token after each token of `target_BT`.
 
         Arguments as of `features`.
@@ -253,7 +256,7 @@ class DecoderLM(nn.Module):
         return project(self.features(target_BT, **options), self.output(), self.config)
 
     def features(
-        self, target_BT: jax.Array, *, segment_BT: jax.Array | None = None, **dropout_args
+        self, target_BT: jax.Array, *, segment_BT: jax.Array | None = None, **dropout_args: Any
     ) -> jax.Array:
         """Returns the decoder's output, (B, T, D).
 
