@@ -9,7 +9,7 @@ log-probability over the penalty of its length. Cut texts rank below all finishe
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.struct
 import jax
@@ -23,16 +23,17 @@ NONE = -jnp.inf  # log-probability and score of a hypothesis that does not exist
 LARGEST = float(jnp.finfo(jnp.float32).max)
 
 # Functions of the length of a text, its end symbol included; the power alpha is applied after them.
-PENALTIES = {
+PENALTIES: dict[str, Callable[[Any], Any]] = {
     "wu": lambda length: (5.0 + length) / 6.0,  # Wu 2016, equation 14
     "power": lambda length: 1.0 * length,  # as in Hugging Face and CTranslate2
 }
 
+Length = TypeVar("Length", float, jax.Array)
 # Beams -> (float32 log-probabilities of each next token (B, W, V), -inf: forbidden; the new cache).
 StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
 
 
-def length_penalty(length: jax.Array | float, *, alpha: float, kind: str) -> jax.Array | float:
+def length_penalty(length: Length, *, alpha: float, kind: str) -> Length:
     """Returns the divisor of the log-probability of a text of `length` tokens.
 
     It never decreases with the length.

@@ -1,20 +1,22 @@
 """The function that decodes one batch, compiled for each shape of a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.decoding import methods
 from flaxformer_lite.decoding.mask_predict import decode_masked
 from flaxformer_lite.decoding.task import continuation, translation, with_whole_rows
 from flaxformer_lite.fields import DecodeConfig
 from flaxformer_lite.model.devices import compiled_for
+from flaxformer_lite.model.parameters import Params
 
 Shardings = tuple[NamedSharding, NamedSharding, NamedSharding]
-CompileWith = Callable[[Callable], Callable]
+CompileWith = Callable[[Callable[[], Any]], Callable[..., Any]]
+Arrays = Sequence[jax.Array | jax.ShapeDtypeStruct]
 
 
 class CompiledDecode:
@@ -34,10 +36,11 @@ class CompiledDecode:
     ):
         """See `Decoder` for the arguments."""
         self._model, self._config, self._compile_with = model, config, compile_with
-        self._batch_sharding, self._logits_sharding, self._output_sharding = sharding or [None] * 3
-        self._compiled: dict[tuple, Callable] = {}
+        shardings: Sequence[NamedSharding | None] = sharding or (None, None, None)
+        self._batch_sharding, self._logits_sharding, self._output_sharding = shardings
+        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def __call__(self, params: dict, batch: list[jax.Array], n: int | None) -> Callable:
+    def __call__(self, params: Params, batch: Arrays, n: int | None) -> Callable[..., Any]:
         """Returns the compiled function for arrays, or abstract arrays, of these shapes.
 
         Its output is the ids of each row, (rows, length); with `n`, the n best ids,
@@ -49,17 +52,19 @@ class CompiledDecode:
             decode = self._decode_function(batch, n, None if independent else self._logits_sharding)
             if self._batch_sharding is not None:
                 (rows, *_), mesh = self._batch_sharding.spec, self._batch_sharding.mesh
+                assert isinstance(mesh, Mesh)
                 decode = compiled_for(decode, mesh, rows if isinstance(rows, tuple) else (rows,))
-            if independent:
-                jitted = jax.jit(self._on_each_device(decode, batch))
+            if independent and self._batch_sharding is not None:
+                each_device = _on_each_device(decode, len(batch), self._batch_sharding)
+                jitted = jax.jit(each_device)
             else:
                 jitted = jax.jit(decode, out_shardings=self._output_sharding)
             self._compiled[key] = self._compile_with(lambda: jitted.lower(params, *batch).compile())
         return self._compiled[key]
 
     def _decode_function(
-        self, batch: list[jax.Array], n: int | None, logits_sharding: NamedSharding | None
-    ) -> Callable:
+        self, batch: Arrays, n: int | None, logits_sharding: NamedSharding | None
+    ) -> Callable[..., Any]:
         """Returns `decode(params, *batch)` for batches of this shape."""
         model, config = self._model, self._config
         longest = max(array.shape[1] for array in batch if array.ndim == 2)
@@ -73,7 +78,7 @@ class CompiledDecode:
         translates = model.config.architecture == "encoder_decoder"
         make_task = translation if translates else continuation
 
-        def decode(params: dict, *batch: jax.Array) -> Any:
+        def decode(params: Params, *batch: jax.Array) -> Any:
             task = make_task(model, config, params, *batch)
             if config.method == "sample":
                 task = with_whole_rows(task, logits_sharding)
@@ -83,7 +88,7 @@ class CompiledDecode:
 
         return decode
 
-    def _devices_are_independent(self, params: dict) -> bool:
+    def _devices_are_independent(self, params: Params) -> bool:
         """Whether every device holds the whole model, and so decodes its rows by itself.
 
         Otherwise the compiler splits each step, and after each step the devices communicate whether
@@ -96,9 +101,15 @@ class CompiledDecode:
             x.sharding.is_fully_replicated for x in arrays
         )
 
-    def _on_each_device(self, decode: Callable, batch: list[jax.Array]) -> Callable:
-        """Returns `decode` as a function that each device runs on its own rows."""
-        mesh, rows = self._batch_sharding.mesh, self._batch_sharding.spec
-        specs = {"in_specs": (PartitionSpec(), *[rows] * len(batch)), "out_specs": rows}
-        # check_vma would require that the initial values of loops differ between devices.
-        return jax.shard_map(decode, mesh=mesh, **specs, check_vma=False)
+
+def _on_each_device(
+    decode: Callable[..., Any], arrays: int, sharding: NamedSharding
+) -> Callable[..., Any]:
+    """Returns `decode(params, *arrays)` as a function that each device runs on its own rows."""
+    return jax.shard_map(
+        decode,
+        mesh=sharding.mesh,
+        in_specs=(PartitionSpec(), *[sharding.spec] * arrays),
+        out_specs=sharding.spec,
+        check_vma=False,  # it would require that the initial values of loops differ between devices
+    )

@@ -10,12 +10,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from flaxformer_lite.config_checks import check_method
 from flaxformer_lite.data.tokens.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.compiled_decode import CompiledDecode, CompileWith, Shardings
 from flaxformer_lite.fields import DecodeConfig
+from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.system.errors import InputError
 
 EMPTY = np.empty(0, np.int32)
@@ -75,15 +77,16 @@ class Decoder:
         check_method(model.config, config)
         self._config = config
         self._decodes_sources = model.config.architecture == "encoder_decoder"
-        self.max_length = model.config.max_length
+        self.max_length: int = model.config.max_length
         self._rows_for = self._rule_of_rows(rows, rows_multiple)
-        self._batch_sharding, _, output_sharding = sharding or [None] * 3
+        shardings: Sequence[NamedSharding | None] = sharding or (None, None, None)
+        self._batch_sharding, _, output_sharding = shardings
         self._gather = jax.jit(lambda output: output, out_shardings=output_sharding)
         self._compiled = CompiledDecode(model, config, sharding=sharding, compile_with=compile_with)
 
     def __call__(
         self,
-        params: dict,
+        params: Params,
         inputs: Sequence[np.ndarray],
         *,
         prefixes: Sequence[np.ndarray] | None = None,
@@ -112,7 +115,7 @@ class Decoder:
 
     def n_best(
         self,
-        params: dict,
+        params: Params,
         inputs: Sequence[np.ndarray],
         n: int,
         *,
@@ -149,7 +152,7 @@ class Decoder:
         """Returns the inputs of a full batch that is padded to `length`."""
         return self._rows_for(length, waiting=sys.maxsize)
 
-    def compile(self, params: dict, rows: int, length: int) -> Callable:
+    def compile(self, params: Params, rows: int, length: int) -> Callable[..., Any]:
         """Returns the compiled function for batches of `rows` inputs padded to `length`.
 
         `params`: abstract arrays with their shardings.
@@ -171,7 +174,7 @@ class Decoder:
 
     def _batches(
         self,
-        params: dict,
+        params: Params,
         inputs: Sequence[np.ndarray],
         prefixes: Sequence[np.ndarray] | None,
         *,
@@ -222,7 +225,7 @@ class Decoder:
         texts = [texts[i] for i in chosen] + [EMPTY] * (rows - len(chosen))
         return pad_rows(texts, padded_length(max(map(len, texts)) + 1, self.max_length), end=end)
 
-    def _run(self, params: dict, batch: list[np.ndarray], n: int | None) -> Any:
+    def _run(self, params: Params, batch: list[np.ndarray], n: int | None) -> Any:
         """Returns the outputs of a batch, on the host and in the order of its rows."""
         rows = len(batch[0])
         device_rows = rows
@@ -230,8 +233,8 @@ class Decoder:
             (device_rows,) = self._batch_sharding.shard_shape((rows,))
         # Devices take turns, longest input first, so that all devices get similar lengths.
         order = np.arange(rows).reshape(device_rows, -1).T.ravel()
-        batch = [self._on_devices(array[order]) for array in batch]
-        output = self._compiled(params, batch, n)(params, *batch)
+        arrays = [self._on_devices(array[order]) for array in batch]
+        output = self._compiled(params, arrays, n)(params, *arrays)
         if jax.process_count() > 1:
             # A gather that waits for 1 minute fails, so it starts when all devices have finished.
             output = self._gather(jax.block_until_ready(output))

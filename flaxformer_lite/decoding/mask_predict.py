@@ -7,6 +7,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from flaxformer_lite.decoding.constraints import IN_NO_TEXT, forbid
 from flaxformer_lite.fields import EOS, PAD, UNK, DecodeConfig
+from flaxformer_lite.model.parameters import Params
 
 NONE = -jnp.inf  # the score of a candidate that does not exist
 FEWEST_POSITIONS = 16  # a size up to this is not halved
@@ -23,14 +25,14 @@ Predict = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def decode_masked(
-    model: nn.Module, config: DecodeConfig, params: dict, source_BS: jax.Array, *, max_length: int
+    model: nn.Module, config: DecodeConfig, params: Params, source_BS: jax.Array, *, max_length: int
 ) -> jax.Array:
     """Returns the translation of each source by mask-predict: ids (B, max_length), then padding.
 
     A row of padding has an empty output. The encoder runs once for all candidates of a row, texts
     of different lengths. In the decoder each candidate is a row of its own.
     """
-    apply = functools.partial(model.apply, {"params": params})
+    apply: Callable[..., Any] = functools.partial(model.apply, {"params": params})
     memory, logits_BL = apply(source_BS, method="start_filling")
     source_B = (source_BS != PAD).sum(axis=1)
     # One position is for the end symbol.

@@ -1,5 +1,6 @@
 """The decoding methods by name: each takes a task and a `DecodeConfig`, and returns ids."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,14 +36,20 @@ def pick_token(config: DecodeConfig, row_B: jax.Array) -> sampling.PickFn:
 
     A sample is a function of (config.seed, index of the token, row).
     """
-    options = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
     key = jax.random.key(config.seed)
 
     def pick(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
         logits_BV = constrain(config, logits_BV, ids_BT, index)
         if config.method == "greedy":
             return sampling.greedy(logits_BV)
-        return sampling.sample(logits_BV, jax.random.fold_in(key, index), row_B, **options)
+        return sampling.sample(
+            logits_BV,
+            jax.random.fold_in(key, index),
+            row_B,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+        )
 
     return pick
 
@@ -71,12 +78,17 @@ def beam_search(
             allowed_BWV = jnp.where((given_B1 != PAD)[..., None], forced_BWV, allowed_BWV)
         return allowed_BWV, cache
 
-    options = {"alpha": config.alpha, "penalty": config.penalty}
     search = beam.Search(
-        beam_size=config.beam_size, n_best=n_best, max_length=capacities[-1], end=EOS, **options
+        beam_size=config.beam_size,
+        n_best=n_best,
+        alpha=config.alpha,
+        penalty=config.penalty,
+        max_length=capacities[-1],
+        end=EOS,
     )
     state = beam.start(task.start_cache(capacities[0], config.beam_size), task.limit_B, search)
     for capacity in capacities:
-        state = state.replace(cache=state.cache.extended(capacity, config.beam_size))
+        cache = state.cache.extended(capacity, config.beam_size)
+        state = dataclasses.replace(state, cache=cache)
         state = beam.run(next_log_probs, state, task.limit_B, search, until=capacity)
     return state.done_BNT, state.score_BN

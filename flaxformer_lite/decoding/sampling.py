@@ -37,7 +37,7 @@ def generate(
         whole cache, so the cache is extended only when a row needs it.
     """
 
-    def one_token(state: tuple) -> tuple:
+    def one_token(state: tuple[Any, ...]) -> tuple[Any, ...]:
         index, token_B, ended_B, ids_BT, cache = state
         logits_BV, cache = step_fn(token_B, cache, index)
         token_B = jnp.where(ended_B, PAD, pick(logits_BV, ids_BT, index))
@@ -55,7 +55,7 @@ def generate(
     return state[3]
 
 
-def _unfinished(state: tuple, *, capacity: int) -> jax.Array:
+def _unfinished(state: tuple[Any, ...], *, capacity: int) -> jax.Array:
     index, _, ended_B, _, _ = state
     return (index < capacity) & ~ended_B.all()
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.fields import PAD, DecodeConfig
+from flaxformer_lite.model.parameters import Params
 
 
 class Task(NamedTuple):
@@ -38,7 +39,7 @@ class Task(NamedTuple):
 def translation(
     model: nn.Module,
     config: DecodeConfig,
-    params: dict,
+    params: Params,
     source_BS: jax.Array,
     row_B: jax.Array,
     prefix_BP: jax.Array | None = None,
@@ -69,7 +70,7 @@ def translation(
 
 
 def continuation(
-    model: nn.Module, config: DecodeConfig, params: dict, prompt_BP: jax.Array, row_B: jax.Array
+    model: nn.Module, config: DecodeConfig, params: Params, prompt_BP: jax.Array, row_B: jax.Array
 ) -> Task:
     """Returns the task of a language model that continues each prompt; outputs include the prompt.
 

@@ -60,7 +60,7 @@ def checksum(tree: Tree) -> int:
     if shared:
         sums_PN = multihost_utils.process_allgather(np.array(sums, np.uint32))
         sums = sums_PN.sum(axis=0, dtype=np.uint64) % 2**32
-    return zlib.crc32(np.array(sums, np.uint32))
+    return zlib.crc32(np.array(sums, np.uint32).data)
 
 
 def _hash(shard: np.ndarray, position: Position, shape: tuple[int, ...]) -> int:
@@ -88,10 +88,11 @@ def average(trees: Iterable[Tree]) -> Tree:
     The sum is in float64, so that the mean of equal arrays is exact. Only 1 tree at a time is in
     memory.
     """
-    total, count = None, 0
+    total: list[dict[Position, np.ndarray]] = []
+    count = 0
     for tree in trees:
         count += 1
-        if total is None:
+        if count == 1:
             like = jax.tree.map(_struct, tree)
             total = [
                 {position: np.array(shard, np.float64) for position, shard in _shards(x).items()}

@@ -112,7 +112,7 @@ def _read(folder: Path, like: dict[str, Tree]) -> tuple[dict[str, Tree], dict[st
             raise ValueError("the record is not the one that was written")
         return {name: read[name] for name in like}, read["record"]
     except Exception as error:  # a damaged file may cause any exception
-        cause = error
+        cause: BaseException = error
         while cause.__cause__:
             cause = cause.__cause__
         raise_unreachable(folder, cause)

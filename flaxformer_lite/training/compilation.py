@@ -27,10 +27,10 @@ class CompiledSteps:
         self,
         config: Config,
         mode: MeshMode | PmapMode,
-        step: Callable,
+        step: Callable[..., Any],
         state: Any,
         thread: Background,
-        wait: Callable[[Future], Any],
+        wait: Callable[[Future[Any]], Any],
     ):
         """
         Args:
@@ -42,11 +42,11 @@ class CompiledSteps:
         """
         self._config, self._mode, self._step, self._state = config, mode, step, state
         self._thread, self._wait = thread, wait
-        self._of_shape: dict[Shape, Future] = {}
+        self._of_shape: dict[Shape, Future[Any]] = {}
         self._shared: set[Shape] = set()  # shapes that all processes have compiled
         self._reported = False
 
-    def start(self, shape: Shape) -> Future:
+    def start(self, shape: Shape) -> Future[Any]:
         """Queues the compilation for a shape, unless it is queued or done; returns its future."""
         if shape not in self._of_shape:
             struct = loader.batch_struct(self._config, *shape)
@@ -61,7 +61,7 @@ class CompiledSteps:
         for shape in shapes:
             self.start(shape)
 
-    def get(self, shape: Shape) -> Callable:
+    def get(self, shape: Shape) -> Callable[..., Any]:
         """Returns the compiled step for `shape`; if it is not compiled yet, it is compiled next."""
         if not self._reported and self._of_shape and all(each.done() for each in self.futures()):
             self._reported = True
@@ -86,7 +86,7 @@ class CompiledSteps:
         multihost.barrier("all have compiled another program")
         return compiled
 
-    def futures(self) -> list[Future]:
+    def futures(self) -> list[Future[Any]]:
         """Returns the futures of all steps that have been requested."""
         return list(self._of_shape.values())
 

@@ -1,13 +1,16 @@
 """FLOPs of a step: matrix multiplications only, where a multiply-add is 2 FLOPs."""
 
+from typing import TypeVar
+
 import numpy as np
 
 from flaxformer_lite.config import Config, ModelConfig
 
+Length = TypeVar("Length", int, np.ndarray)  # of one example, or of each of several
 GATED = ("reglu", "geglu", "swiglu")  # a third matrix in the feed-forward network
 
 
-def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
+def forward(config: ModelConfig, source_length: Length, target_length: Length) -> Length:
     """Returns the FLOPs of the forward pass on one example, with attention and logits.
 
     A length that the architecture does not use is ignored. Masks and attention windows save
@@ -18,7 +21,7 @@ def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
     width, kv_width = c.num_heads * d_head, (c.num_kv_heads or c.num_heads) * d_head
     feed_forward = (3 if c.activation in GATED else 2) * c.d_model * c.d_ff
 
-    def attention(queries: int, keys: int) -> int:
+    def attention(queries: Length, keys: Length) -> Length:
         """Returns the multiply-adds of the 4 projections, Q K^T, and the weights times V."""
         projections = 2 * c.d_model * (queries * width + keys * kv_width)
         return projections + 2 * width * queries * keys
@@ -28,7 +31,9 @@ def forward(config: ModelConfig, source_length: int, target_length: int) -> int:
     encoder = encoded * feed_forward + attention(encoded, encoded)
     decoder = target_length * feed_forward + attention(target_length, target_length)
     if c.architecture == "encoder_classifier":
+        assert c.num_classes is not None, "set by with_classes"
         return 2 * (c.num_encoder_layers * encoder + c.d_model * c.num_classes)
+    assert c.vocab_size is not None, "set by with_vocabulary"
     logits = target_length * c.d_model * c.vocab_size
     if c.architecture == "decoder_lm":
         return 2 * (c.num_decoder_layers * decoder + logits)

@@ -4,12 +4,13 @@ import collections
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 # Bytes sent by a device in a collective of n devices, as a multiple of the bytes of the result.
-SENT = {
+SENT: dict[str, Callable[[int], float]] = {
     "all-gather": lambda n: (n - 1) / n,  # each part is passed around a ring
     "reduce-scatter": lambda n: n - 1,
     "all-reduce": lambda n: 2 * (n - 1) / n,  # reduce-scatter, then all-gather
@@ -61,9 +62,9 @@ class Program:
     cycles: int  # the compiler's estimate; 0 if it has none
     loop_cycles: int  # of one iteration of the longest loop with a data-dependent trip count
 
-    def bytes_by_kind(self) -> collections.Counter:
+    def bytes_by_kind(self) -> collections.Counter[str]:
         """Returns the bytes sent by kind and type: 'all-reduce (f32)'."""
-        total = collections.Counter()
+        total: collections.Counter[str] = collections.Counter()
         for collective, size in self.sent.items():
             total[f"{collective.kind} ({collective.dtype})"] += size
         return total
@@ -91,10 +92,11 @@ class _Reader:
         self._bodies = {
             name: text[start:end] for (name, _, start), end in zip(starts, ends, strict=True)
         }
-        self._entry = re.search(r"^ENTRY %?([\w.-]+)", text, re.MULTILINE).group(1)
-        self._sent, self._kernels = collections.Counter(), collections.Counter()
+        self._entry = _found(r"(?m)^ENTRY %?([\w.-]+)", text).group(1)
+        self._sent: collections.Counter[Collective] = collections.Counter()
+        self._kernels: collections.Counter[str] = collections.Counter()
         self._loop_cycles = 0
-        self._fused = set()  # channel ids of collectives in fusions
+        self._fused: set[str] = set()  # channel ids of collectives in fusions
 
     def program(self) -> Program:
         """Returns the totals of the program."""
@@ -121,10 +123,10 @@ class _Reader:
                 continue  # the computation that a reduction applies sends nothing
             if op == "send" and (found := BETWEEN_SLICES.search(rest)):
                 self._send_between_slices(found.group(1).lower().replace("_", "-"), shapes, times)
-            if op == "custom-call" and (backend := KERNELS.get(KERNEL.search(rest).group(1))):
+            if op == "custom-call" and (backend := KERNELS.get(_found(KERNEL, rest).group(1))):
                 self._kernels[backend] += times
             estimate = CYCLES.search(rest)
-            estimated = estimate is not None and 0 <= int(estimate.group(1)) < UNKNOWN
+            estimated = int(estimate.group(1)) if estimate else UNKNOWN
             trips = self._trip_count(rest) if op == "while" else 1
             called = [
                 self._add(each, times * (trips or 1), fused=fused or op == "fusion")
@@ -134,8 +136,8 @@ class _Reader:
             if op == "while":
                 cycles += (trips or 1) * sum(called)
                 self._loop_cycles = max(self._loop_cycles, 0 if trips else sum(called))
-            elif estimated:  # includes the computations that the instruction calls
-                cycles += int(estimate.group(1))
+            elif 0 <= estimated < UNKNOWN:  # includes the computations that the instruction calls
+                cycles += estimated
             elif op in ("call", "async-start"):
                 cycles += sum(called)
             elif op == "conditional":
@@ -158,7 +160,7 @@ class _Reader:
         """
         if found := TRIPS.search(rest):
             return int(found.group(1))
-        condition = self._bodies[re.search(r"condition=%?([\w.-]+)", rest).group(1)]
+        condition = self._bodies[_found(r"condition=%?([\w.-]+)", rest).group(1)]
         condition += "".join(
             self._bodies[called] for called in re.findall(r"calls=%?([\w.-]+)", condition)
         )
@@ -185,9 +187,16 @@ class _Reader:
         n, of_slice = self._slices, self._devices // self._slices
         groups = tuple(tuple(range(first, self._devices, of_slice)) for first in range(of_slice))
         kind = kind if kind in SENT else "collective-permute"
-        dtype, sizes = re.search(r"(\w+)\[([\d,]*)\]", shapes).groups()
+        dtype, sizes = _found(r"(\w+)\[([\d,]*)\]", shapes).groups()
         result = {"all-gather": n, "reduce-scatter": 1 / n}.get(kind, 1) * _bytes(dtype, sizes)
         self._sent[Collective(kind, dtype, groups)] += round(times * result * SENT[kind](n))
+
+
+def _found(pattern: str | re.Pattern[str], text: str) -> re.Match[str]:
+    """Returns the first match of a pattern that the text of a program always has."""
+    match = re.search(pattern, text)
+    assert match is not None, f"{pattern} is not in {text[:200]!r}"
+    return match
 
 
 def _bytes(dtype: str, sizes: str) -> float:
@@ -195,7 +204,7 @@ def _bytes(dtype: str, sizes: str) -> float:
 
     The first number of a type is its number of bits.
     """
-    bits = int(re.search(r"\d+", dtype).group()) if dtype != "pred" else 8
+    bits = int(_found(r"\d+", dtype).group()) if dtype != "pred" else 8
     return math.prod(int(size) for size in sizes.split(",") if size) * bits / 8
 
 
@@ -246,8 +255,8 @@ def _mesh_groups(axes: str, order: str | None, along: str) -> np.ndarray:
 
 def _device_order(text: str) -> np.ndarray:
     """Returns the device numbers of '[2,4]T(1,0)': 0 to 7 as 2 rows of 4, then transposed."""
-    sizes, axes = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
-    sizes = list(map(int, sizes.split(",")))
+    shape, axes = _found(r"^\[([\d,]+)\](?:T\(([\d,]+)\))?$", text).groups()
+    sizes = list(map(int, shape.split(",")))
     return (
         np.arange(math.prod(sizes))
         .reshape(sizes)

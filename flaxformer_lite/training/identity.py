@@ -8,7 +8,7 @@ from flaxformer_lite.config import Config
 from flaxformer_lite.data.pipeline import Data
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.datasets import Dataset
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.system.errors import InputError
@@ -26,12 +26,13 @@ def of(data: Data, dataset: Dataset, config: Config) -> dict[str, Any]:
         "data": data.fingerprint,
         "files": dataset.contents,
     }
-    fingerprints = {name: identity[name] for name in ("tokenizer", "data")} | identity["files"]
+    fingerprints = {"tokenizer": data.tokenizer.fingerprint, "data": data.fingerprint}
+    fingerprints |= dataset.contents
     multihost.check_same(fingerprints, "give every process the same files")
     return identity | {"measured": evaluations.decoding_settings(config)}
 
 
-def check_tokenizer(tokenizer: Tokenizer, config: Config, paths: Workdir) -> None:
+def check_tokenizer(tokenizer: AnyTokenizer, config: Config, paths: Workdir) -> None:
     """Raises InputError if the size of the workdir's tokenizer differs from the config's."""
     expected = config.model.vocab_size
     if tokenizer.vocab_size != expected:

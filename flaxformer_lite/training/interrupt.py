@@ -36,7 +36,7 @@ class Interrupted(Exception):
 class Interrupt:
     """As a context, records the first of `SIGNALS`; a second one ends the process at once."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.signal: int | None = None
         self._previous: dict[int, Any] = {}
 
@@ -46,7 +46,7 @@ class Interrupt:
                 self._previous[number] = signal.signal(number, self._remember)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -74,7 +74,7 @@ class Interrupt:
         if self.requested:
             raise Interrupted(agreed=jax.process_count() == 1)
 
-    def wait_for(self, future: concurrent.futures.Future) -> Any:
+    def wait_for(self, future: concurrent.futures.Future[Any]) -> Any:
         """Returns the result of a future.
 
         If there are several processes, a signal does not end the wait, as they can only stop
@@ -126,27 +126,29 @@ class Background(threading.Thread):
     As a context, it drops the waiting tasks at the end, so that a failed run leaves none behind.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(daemon=True, name="background")
-        self._tasks: list[tuple[concurrent.futures.Future, Callable, tuple]] = []
+        self._tasks: list[
+            tuple[concurrent.futures.Future[Any], Callable[..., Any], tuple[Any, ...]]
+        ] = []
         self._wake, self._closed = threading.Condition(), False
         self.start()
 
     @classmethod
-    def once(cls, function: Callable, *args) -> concurrent.futures.Future:
+    def once(cls, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
         """Runs `function(*args)` at once in a new thread; returns its future."""
         background = cls()
         future = background.submit(function, *args)
         background.close()
         return future
 
-    def submit(self, function: Callable, *args) -> concurrent.futures.Future:
+    def submit(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
         """Runs `function(*args)` after the earlier tasks; returns its future.
 
         Raises:
           RuntimeError: the thread is closed.
         """
-        future = concurrent.futures.Future()
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._wake:
             if self._closed:
                 raise RuntimeError("a closed Background takes no more work")
@@ -164,13 +166,13 @@ class Background(threading.Thread):
         for future, *_ in dropped:
             future.cancel()
 
-    def __enter__(self):
+    def __enter__(self) -> "Background":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close(drop=True)
 
-    def hurry(self, future: concurrent.futures.Future) -> concurrent.futures.Future:
+    def hurry(self, future: concurrent.futures.Future[Any]) -> concurrent.futures.Future[Any]:
         """Moves the task of `future` to the front, if it is still waiting; returns `future`."""
         with self._wake:
             self._tasks.sort(key=lambda task: task[0] is not future)

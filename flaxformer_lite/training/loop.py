@@ -235,8 +235,9 @@ class Trainer:
 def _learning_rates(config: Config) -> np.ndarray:
     """Returns the learning rate of each step, from step 1; (num_steps,)."""
     steps = np.arange(1, config.train.num_steps + 1)
-    sizes = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
-    return jax.device_get(optim.learning_rate(steps, config.optim, **sizes))
+    d_model, num_steps = config.model.d_model, config.train.num_steps
+    rates = optim.learning_rate(steps, config.optim, d_model=d_model, num_steps=num_steps)
+    return jax.device_get(rates)
 
 
 def _check_finite(done: int, values: dict[str, float], checkpoints: Checkpoints) -> None:

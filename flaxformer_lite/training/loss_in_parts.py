@@ -91,7 +91,7 @@ def _forward(
     return totals[0], (_join_rows(x_gradient), totals[1])
 
 
-def _by_shard(gradient: Callable, row_shards: int) -> Callable:
+def _by_shard(gradient: Callable[..., Any], row_shards: int) -> Callable[..., Any]:
     """Returns `gradient` with a leading device axis on the sums and the gradients of `weights`."""
 
     def of_rows(

@@ -54,7 +54,7 @@ def make_mesh(
         raise InputError(
             f"config.parallel.{field}: {wanted} asked for, there are {len(devices)}; {advice}."
         )
-    grid = arranged(devices[:count], tuple(sizes.values()))
+    grid = arranged(devices[:count], (sizes[DATA], sizes[FSDP], sizes[TENSOR]))
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -108,7 +108,7 @@ def _row_shards_of_processes(devices: np.ndarray) -> dict[int, frozenset[int]] |
     Args:
       devices: array (data, fsdp, tensor).
     """
-    found = collections.defaultdict(set)
+    found: dict[int, set[int]] = collections.defaultdict(set)
     for shard, group in enumerate(devices.reshape(-1, devices.shape[-1])):
         for device in group:
             found[device.process_index].add(shard)
@@ -125,6 +125,7 @@ def rows_of_process(mesh: Mesh) -> tuple[int, int]:
     Processes whose devices compute the same rows provide the same part.
     """
     shards = _row_shards_of_processes(mesh.devices)
+    assert shards is not None, "`arranged` ensures it"
     parts = sorted(set(shards.values()), key=min)
     return parts.index(shards[jax.process_index()]), len(parts)
 

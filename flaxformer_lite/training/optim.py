@@ -8,7 +8,7 @@ from flaxformer_lite.config import OptimConfig
 
 
 def paper_schedule(
-    step: jax.Array, *, d_model: int, warmup_steps: int, factor: float = 1.0
+    step: jax.typing.ArrayLike, *, d_model: int, warmup_steps: int, factor: float = 1.0
 ) -> jax.Array:
     """Returns factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), equation 3.
 
@@ -19,7 +19,9 @@ def paper_schedule(
     return factor * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
 
 
-def inverse_sqrt_schedule(step: jax.Array, *, peak: float, warmup_steps: int) -> jax.Array:
+def inverse_sqrt_schedule(
+    step: jax.typing.ArrayLike, *, peak: float, warmup_steps: int
+) -> jax.Array:
     """Returns the paper's schedule, scaled to reach the rate `peak` at `warmup_steps`."""
     return paper_schedule(
         step, d_model=1, warmup_steps=warmup_steps, factor=peak * warmup_steps**0.5
@@ -27,7 +29,7 @@ def inverse_sqrt_schedule(step: jax.Array, *, peak: float, warmup_steps: int) ->
 
 
 def linear_schedule(
-    step: jax.Array, *, peak: float, warmup_steps: int, num_steps: int
+    step: jax.typing.ArrayLike, *, peak: float, warmup_steps: int, num_steps: int
 ) -> jax.Array:
     """Returns a linear warmup to `peak` at `warmup_steps`, then a linear decay to 0.
 
@@ -39,7 +41,7 @@ def linear_schedule(
 
 
 def learning_rate(
-    step: jax.Array, config: OptimConfig, *, d_model: int, num_steps: int
+    step: jax.typing.ArrayLike, config: OptimConfig, *, d_model: int, num_steps: int
 ) -> jax.Array:
     """Returns the rate of update number `step`, from 1, under `config.schedule`."""
     peak, warmup = config.learning_rate, config.warmup_steps

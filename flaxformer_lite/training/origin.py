@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 from flaxformer_lite.config import Config, parse_average
 from flaxformer_lite.system.errors import InputError
@@ -79,12 +80,12 @@ def check(average: str | None, parameters: str | None) -> None:
 
 def restore(
     checkpoints: Checkpoints,
-    shapes: dict,
+    shapes: dict[str, Any],
     config: Config,
     *,
     average: str | None = None,
     parameters: str | None = None,
-) -> tuple[dict, dict, Origin]:
+) -> tuple[dict[str, Any], dict[str, Any], Origin]:
     """Returns the parameters that are the result of a run so far, their record and their origin.
 
     Args:
@@ -106,11 +107,13 @@ def restore(
         )
     or_fewer, part = average is None, PARTS[kind]
     average = config.train.average if average is None else None if average == "none" else average
-    steps = []
+    steps: list[int] = []
     if average is not None:
         steps = checkpoints.steps_of(*parse_average("average", average), or_fewer=or_fewer)
     if not steps:
-        steps, average = [checkpoints.best_step()], None
+        best = checkpoints.best_step()
+        assert best is not None, "there is a checkpoint"
+        steps, average = [best], None
     if steps == [0]:  # imported weights; their moving average equals them
         part = "params"
     parts, record = checkpoints.restore_average(steps, {part: shapes})

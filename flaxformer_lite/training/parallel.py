@@ -28,7 +28,7 @@ AXIS = DATA
 # values. XLA then merges them with the values of the forward pass and keeps those: 4 times the
 # memory with model.remat='full'. Level 1 of LLVM compiles 10 % faster, and a step is as fast, as
 # libraries compute its matrix products.
-COMPILER_OPTIONS = {
+COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     "cpu": {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_backend_optimization_level": "1"}
 }
 
@@ -65,7 +65,7 @@ def largest(number: int, mesh: Mesh) -> jax.Array:
     return jax.jit(jnp.max, out_shardings=NamedSharding(mesh, WHOLE))(shards)
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str]:
+def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """Returns the XLA options for the devices of `mesh`."""
     return COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
 
@@ -107,7 +107,9 @@ class MeshMode:
         self.axis_name = AXIS if self._copies else None
         self.row_shards = 1 if self._copies else row_shards(mesh)
 
-    def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
+    def compile(
+        self, step: Callable[..., Any], state: Tree, batch: Tree, *, donate: bool
+    ) -> Callable[..., Any]:
         """Returns `step(state, batch)`, compiled for global batches with the shapes of `batch`.
 
         Raises:
@@ -118,9 +120,13 @@ class MeshMode:
         rows = NamedSharding(self.mesh, ROWS)
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batch)
         if self._copies:
-            specs = {"in_specs": (WHOLE, ROWS), "out_specs": WHOLE}
-            # no check of varying axes: the output of a kernel does not have them in its type
-            step = jax.shard_map(step, mesh=self.mesh, **specs, check_vma=False)
+            step = jax.shard_map(
+                step,
+                mesh=self.mesh,
+                in_specs=(WHOLE, ROWS),
+                out_specs=WHOLE,
+                check_vma=False,  # the output of a kernel has no varying axes in its type
+            )
         step = compiled_for(step, self.mesh, (DATA, FSDP), keeps_rows=True)
         donated = (0,) if donate else ()
         traced = jax.jit(step, donate_argnums=donated).trace(self.abstract(state), batch)
@@ -183,7 +189,9 @@ class PmapMode:
         self._leading = NamedSharding(Mesh(np.array(self._local), (AXIS,)), PartitionSpec(AXIS))
         self.compiles_ahead = jax.process_count() == 1
 
-    def compile(self, step: Callable, state: Tree, batch: Tree, *, donate: bool) -> Callable:
+    def compile(
+        self, step: Callable[..., Any], state: Tree, batch: Tree, *, donate: bool
+    ) -> Callable[..., Any]:
         """Returns `step(state, batch)`, compiled for global batches with the shapes of `batch`.
 
         Raises:
@@ -214,7 +222,7 @@ class PmapMode:
     def _with_device_axis(self, x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((len(self._local), *x.shape), x.dtype)
 
-    def _devices_argument(self) -> list | None:
+    def _devices_argument(self) -> list[Any] | None:
         """Returns None for several processes: pmap accepts a device list only in a single one."""
         return None if jax.process_count() > 1 else self._local
 
@@ -252,7 +260,7 @@ class PmapMode:
         return jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data[0], sums))
 
 
-def _check_axis(step: Callable, axis_name: str | None) -> None:
+def _check_axis(step: Callable[..., Any], axis_name: str | None) -> None:
     """Raises TypeError if a partial `step` has another `axis_name` than the parallel mode."""
     given = step.keywords.get("axis_name") if isinstance(step, functools.partial) else axis_name
     if given != axis_name:
@@ -262,4 +270,6 @@ def _check_axis(step: Callable, axis_name: str | None) -> None:
         )
 
 
-MODES = {"mesh": MeshMode, "pmap": PmapMode}  # by `parallel.mode` of the config
+Mode = MeshMode | PmapMode
+# by `parallel.mode` of the config
+MODES: dict[str, type[Mode]] = {"mesh": MeshMode, "pmap": PmapMode}

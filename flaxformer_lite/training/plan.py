@@ -131,8 +131,9 @@ def train_step(config: Config, target: Target, rows: int, length: int) -> Plan:
     accumulate = config.optim.accumulate_steps
     meshes.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=accumulate)
     mode = parallel.MODES[config.parallel.mode](mesh)
-    options = {"axis_name": mode.axis_name, "row_shards": mode.row_shards}
-    step, initial_state = step_lib.of_config(config, **options)
+    step, initial_state = step_lib.of_config(
+        config, axis_name=mode.axis_name, row_shards=mode.row_shards
+    )
     state = jax.eval_shape(initial_state)
     sharding.check(state.params, mesh)
     batch = loader.batch_struct(config, rows, length)
@@ -153,8 +154,8 @@ def decoding(config: Config, target: Target) -> Plan:
             "--decode: requires a model that generates text, and this one is a "
             "classifier; leave it out."
         )
-    model = dataclasses.replace(config.model, backend="auto")  # as in every trained run
-    config, mesh = _resolved(dataclasses.replace(config, model=model), target), target.mesh
+    of_runs = dataclasses.replace(config.model, backend="auto")  # as in every trained run
+    config, mesh = _resolved(dataclasses.replace(config, model=of_runs), target), target.mesh
     meshes.check_rows(mesh, rows_multiple=config.data.rows_multiple, accumulate_steps=1)
     model = transformer.build_model(config.model)
     params = parameters.shapes(model)

@@ -73,27 +73,28 @@ def _lines(plan: Plan, target: Target, *, decode: bool) -> list[str]:
 
 
 def _communication(plan: Plan, target: Target) -> list[str]:
-    of_kind = plan.program.bytes_by_kind()
+    of_kind = plan.compiled.bytes_by_kind()
     kinds = [f"{kind} {_figure(size / 1e6)}" for kind, size in of_kind.most_common()]
     total = _figure(sum(of_kind.values()) / 1e6)
     lines = [f"  sends       {total} MB: {', '.join(kinds) or 'nothing'}"]
     if beyond := plan.bytes_beyond_links(target.accelerator):
         joined = f"the {target.accelerator.linked} that links join"
         lines.append(f"              {_figure(beyond / 1e6)} MB of it beyond {joined}")
-    kernels = [f"{count} x {name}" for name, count in plan.program.kernels.items()]
+    kernels = [f"{count} x {name}" for name, count in plan.compiled.kernels.items()]
     return [*lines, f"  kernels     {', '.join(kernels) or 'none'}"]
 
 
 def _time(plan: Plan, target: Target, *, decode: bool) -> list[str]:
     if decode:  # memory bandwidth bounds its steps, and FLOPs do not reflect that
-        if not target.estimates_cycles or not plan.program.loop_cycles:
+        clock = target.accelerator.clock
+        if not target.estimates_cycles or not clock or not plan.compiled.loop_cycles:
             return []
-        milliseconds = plan.program.loop_cycles / target.accelerator.clock * 1e3
+        milliseconds = plan.compiled.loop_cycles / clock * 1e3
         return [f"  a step      {_figure(milliseconds)} ms for {plan.rows} inputs, {BY_CYCLES}"]
     compute, send = plan.compute_seconds(target), plan.send_seconds(target)
     seconds, hidden, positions = compute + send, max(compute, send), plan.rows * plan.length
     # the estimates leave out the time of kernels
-    most = "at most " if target.estimates_cycles and plan.program.kernels else ""
+    most = "at most " if target.estimates_cycles and plan.compiled.kernels else ""
     peak = target.accelerator.flops
     return [
         f"  computes    {_figure(compute * 1e3)} ms, {_time_source(target)}",

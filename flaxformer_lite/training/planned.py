@@ -50,12 +50,19 @@ class Plan:
     @property
     def sent(self) -> dict[Collective, int]:
         """Bytes that each device sends."""
-        return self.program.sent
+        return self.compiled.sent
+
+    @property
+    def compiled(self) -> hlo.Program:
+        """The program of a plan that the compiler has finished."""
+        assert self.program is not None, self.shortage
+        return self.program
 
     def compute_seconds(self, target: Target) -> float:
         """Returns the time of the compiler's cycles; else of the FLOPs at the utilization."""
-        if target.estimates_cycles and self.program.cycles:
-            return self.program.cycles / target.accelerator.clock
+        clock = target.accelerator.clock
+        if target.estimates_cycles and clock and self.compiled.cycles:
+            return self.compiled.cycles / clock
         return self.flops / (target.accelerator.flops * target.utilization)
 
     def send_seconds(self, target: Target) -> float:

@@ -11,13 +11,14 @@ and `source_segment` (B, S) if there is a source. They contain the number of the
 token belongs to, from 1; 0 is padding.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.fields import BOS, PAD
+from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import masking
 
 Batch = dict[str, jax.Array]
@@ -29,6 +30,11 @@ class Predicted(NamedTuple):
     x: jax.Array  # (B, T, D): decoder output before the projection; classifier: logits (B, 1, C)
     labels_BT: jax.Array  # int32
     weights_BT: jax.Array  # float32, 0 for a position without a label
+
+
+def apply(model: nn.Module, params: Params, *inputs: jax.Array, **options: Any) -> Any:
+    """Returns the output of `model.apply`, whose type depends on `method`."""
+    return model.apply({"params": params}, *inputs, **options)
 
 
 def shift_right(labels_BT: jax.Array, segment_BT: jax.Array | None = None) -> jax.Array:
@@ -45,7 +51,7 @@ def shift_right(labels_BT: jax.Array, segment_BT: jax.Array | None = None) -> ja
 
 def decoder_inputs(
     batch: Batch, *, model: nn.Module
-) -> tuple[tuple[jax.Array, ...], dict[str, jax.Array | None]]:
+) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
     """Returns the inputs of a model with a decoder: arrays, and keyword arguments for packed rows.
 
     Returns:
@@ -61,25 +67,25 @@ def decoder_inputs(
     return (batch["source"], inputs_BT), segments
 
 
-def of_classes(params: dict, batch: Batch, *, model: nn.Module, **options) -> Predicted:
+def of_classes(params: Params, batch: Batch, *, model: nn.Module, **options: Any) -> Predicted:
     """Returns a classifier's logits (B, 1, C), one prediction a row; empty rows have weight 0."""
-    logits_BC = model.apply({"params": params}, batch["source"], **options)
+    logits_BC = apply(model, params, batch["source"], **options)
     labels_B1 = batch["label"][:, None]
     return Predicted(
         logits_BC[:, None], jnp.maximum(labels_B1, 0), (labels_B1 >= 0).astype(jnp.float32)
     )
 
 
-def of_tokens(params: dict, batch: Batch, *, model: nn.Module, **options) -> Predicted:
+def of_tokens(params: Params, batch: Batch, *, model: nn.Module, **options: Any) -> Predicted:
     """Returns a decoder's output (B, T, D) for each label; padding has weight 0."""
     inputs, segments = decoder_inputs(batch, model=model)
-    x_BTD = model.apply({"params": params}, *inputs, method="features", **segments, **options)
+    x_BTD = apply(model, params, *inputs, method="features", **segments, **options)
     labels_BT = batch["target"]
     return Predicted(x_BTD, labels_BT, (labels_BT != PAD).astype(jnp.float32))
 
 
 def of_masked_tokens(
-    params: dict, batch: Batch, *, model: nn.Module, step_key: jax.Array | None, **options
+    params: Params, batch: Batch, *, model: nn.Module, step_key: jax.Array | None, **options: Any
 ) -> tuple[Predicted, Predicted]:
     """Returns a masked decoder's output (B, T, D), and the logits (B, 1, L) of the target length.
 
@@ -91,9 +97,7 @@ def of_masked_tokens(
     """
     masked = masking.mask_batch(step_key, batch)
     inputs = batch["source"], masked.inputs_BT
-    x_BTD, logits_BL = model.apply(
-        {"params": params}, *inputs, method="features_and_lengths", **options
-    )
+    x_BTD, logits_BL = apply(model, params, *inputs, method="features_and_lengths", **options)
     length_B1 = masked.length_B[:, None]
     lengths = Predicted(logits_BL[:, None], length_B1, (length_B1 > 0).astype(jnp.float32))
     return Predicted(x_BTD, masked.labels_BT, masked.weights_BT), lengths

@@ -23,7 +23,7 @@ def initialize(address: str | None, num_processes: int | None, process_id: int |
     given = [flag is not None for flag in (address, num_processes, process_id)]
     if num_processes == 1 and sum(given) == 1:
         return
-    if all(given):
+    if address is not None and num_processes is not None and process_id is not None:
         _check(address, num_processes, process_id)
         if os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
             jax.config.update("jax_cpu_collectives_implementation", "gloo")

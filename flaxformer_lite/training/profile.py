@@ -38,7 +38,7 @@ def traced(
     batches: Iterable[Any],
     folder: Path,
     *,
-    programs: Callable[[], Iterable[Future]],
+    programs: Callable[[], Iterable[Future[Any]]],
     wait: Callable[[], None],
     show: Callable[[str], None],
 ) -> Iterator[Any]:
@@ -80,7 +80,7 @@ def traced(
 def _end(
     folder: Path,
     steps: int,
-    programs: Callable,
+    programs: Callable[..., Any],
     wait: Callable[[], None],
     show: Callable[[str], None],
 ) -> None:
@@ -112,7 +112,8 @@ def operations(folder: Path, programs: Sequence[str]) -> list[Operation]:
     """Returns the operations of `programs` in the newest trace below `folder`, costliest first."""
     files = sorted(Path(folder).glob("plugins/profile/*/*.xplane.pb"))
     places = [dict(INSTRUCTION.findall(program)) for program in programs]
-    seconds, runs = collections.Counter(), collections.Counter()
+    seconds: dict[str, float] = collections.defaultdict(float)
+    runs: collections.Counter[str] = collections.Counter()
     with warnings.catch_warnings():
         # On Python 3.13 a type of jaxlib warns on creation; if warnings are errors, that aborts the
         # process.
@@ -124,12 +125,15 @@ def operations(folder: Path, programs: Sequence[str]) -> list[Operation]:
             where = place(known.get(name, name))
             seconds[where] += sum(durations)
             runs[where] += len(durations)
-    return [Operation(where, spent, runs[where]) for where, spent in seconds.most_common()]
+    costliest = sorted(seconds.items(), key=lambda item: item[1], reverse=True)
+    return [Operation(where, spent, runs[where]) for where, spent in costliest]
 
 
 def _by_program(trace: "jax.profiler.ProfileData") -> dict[Any, dict[str, list[float]]]:
     """Returns program to instruction to the seconds of each run, without nested instructions."""
-    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    found: dict[Any, dict[str, list[float]]] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
     for plane in trace.planes:
         for line in plane.lines:
             events = []
@@ -151,7 +155,7 @@ def own_times(
     Args:
       events: (start, minus duration, ...rest), sorted.
     """
-    open_events: list[list] = []  # [end, own duration, rest], each nested in the one before
+    open_events: list[list[Any]] = []  # [end, own duration, rest], each nested in the one before
     for start, minus_duration, *rest in events:
         while open_events and open_events[-1][0] <= start:
             _, own, names = open_events.pop()

@@ -12,6 +12,7 @@ from flaxformer_lite.config import Config
 from flaxformer_lite.data.batches.loader import Batches
 from flaxformer_lite.data.pipeline import Data, Split
 from flaxformer_lite.data.sources.examples import Examples
+from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.scoring import Scores
@@ -32,7 +33,7 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: dict) -> str:
+def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: Params) -> str:
     """Returns the sizes of the data, the model, the batches and the devices of a training."""
     plan = data.train.plan
     shapes = " ".join(f"{rows}x{length}" for rows, length in sorted(plan.shapes()))
@@ -91,7 +92,7 @@ def subword_sampling(batches: Batches) -> str:
 
 def translations(texts: Examples, hypotheses: Sequence[str]) -> str:
     """Returns the source, translation and reference of each example, below each other."""
-    rows = zip(texts.source, hypotheses, texts.target, strict=False)
+    rows = zip(texts.source or (), hypotheses, texts.target or (), strict=False)
     return "".join(f"source       {s}\ntranslation  {h}\nreference    {r}\n\n" for s, h, r in rows)
 
 

@@ -4,11 +4,12 @@ import dataclasses
 import json
 import math
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flaxformer_lite import scoring
 from flaxformer_lite.config import Config, DecodeConfig
+from flaxformer_lite.scoring import Scores
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import absolute, make_folder, why_unwritable, write_whole
 from flaxformer_lite.training.origin import Origin
@@ -102,15 +103,15 @@ def save(
         "split": split,
         **_facts_of_origin(origin),
         "decode": dataclasses.asdict(config.decode),
-        **_facts_of_scores(evaluation),
+        **_facts_of_scores(evaluation.values, evaluation.scores),
     }
     # A path that is not UTF-8 has lone surrogates, for which JSON has escapes.
-    facts = json.dumps(facts, indent=2, ensure_ascii=False).encode(errors="backslashreplace")
+    content = json.dumps(facts, indent=2, ensure_ascii=False).encode(errors="backslashreplace")
     lines = (text.replace("\r", " ").replace("\n", " ") for text in evaluation.hypotheses)
     try:
         make_folder(folder)
         write_whole(texts, "".join(f"{line}\n" for line in lines))
-        write_whole(scores, facts + b"\n")
+        write_whole(scores, content + b"\n")
     except OSError as error:
         raise InputError(
             f"--output={folder}: cannot be written to: {error.strerror}; name another folder."
@@ -127,13 +128,13 @@ def _facts_of_origin(origin: Origin) -> dict[str, object]:
     }
 
 
-def _facts_of_scores(evaluation: Evaluation) -> dict[str, object]:
-    values, intervals = evaluation.values, evaluation.scores.intervals
+def _facts_of_scores(values: Mapping[str, float], scores: Scores) -> dict[str, object]:
     return {
         "scores": {name: value if math.isfinite(value) else None for name, value in values.items()},
-        "signatures": evaluation.scores.signatures,
+        "signatures": scores.signatures,
         "resampled": {
-            name: {"mean": mean, "plus_minus": half} for name, (mean, half) in intervals.items()
+            name: {"mean": mean, "plus_minus": half}
+            for name, (mean, half) in scores.intervals.items()
         },
     }
 

@@ -61,7 +61,7 @@ def of(tree: Tree, mesh: Mesh) -> Tree:
     end with its name.
     """
 
-    def sharding(path: tuple, x: jax.Array) -> NamedSharding:
+    def sharding(path: tuple[Any, ...], x: jax.Array) -> NamedSharding:
         rules = rules_for(name_of(path))
         return NamedSharding(mesh, PartitionSpec(*RULES[rules[0]]) if rules and x.ndim else WHOLE)
 
@@ -103,7 +103,7 @@ def check(params: Tree, mesh: Mesh, *, section: str = "config.parallel.") -> Non
                 )
 
 
-def name_of(path: tuple) -> str:
+def name_of(path: tuple[Any, ...]) -> str:
     """Returns the path of an array in its tree as 'encoder/layers_0/.../kernel'."""
     return "/".join(
         str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path

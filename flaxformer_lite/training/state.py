@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from flaxformer_lite.model import parameters
+from flaxformer_lite.model.parameters import Params
 
 
 @flax.struct.dataclass
@@ -16,13 +17,13 @@ class TrainState:
     """The inputs of a training step, besides its batch."""
 
     step: jax.Array  # updates done so far, int32
-    params: dict  # float32
+    params: Params  # float32
     opt_state: optax.OptState
     key_data: jax.Array  # of the run's dropout key; the key itself never changes
-    ema: dict | None = None  # exponential moving average of `params`, float32, if the run keeps one
+    ema: Params | None = None  # moving average of `params`, float32, if the run keeps one
 
     @property
-    def measured(self) -> dict:
+    def measured(self) -> Params:
         """The parameters that are evaluated: the moving average if the run keeps one."""
         return self.params if self.ema is None else self.ema
 
@@ -33,8 +34,8 @@ class Progress:
 
     step: jax.Array
     params: None = None  # unused since the first version; part of the format
-    opt_state: optax.OptState = None
-    key_data: jax.Array = None
+    opt_state: optax.OptState | None = None
+    key_data: jax.Array | None = None
 
 
 def init_state(

@@ -6,6 +6,7 @@ describes the batches.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,7 @@ import optax
 
 from flaxformer_lite.config import Config
 from flaxformer_lite.model import embeddings, transformer
+from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import loss_in_parts, losses, metrics, optim, predictions, r_drop
 from flaxformer_lite.training.predictions import Batch, Predicted
 from flaxformer_lite.training.state import TrainState, init_state
@@ -57,7 +59,7 @@ def train_step(
     optimizer: optax.GradientTransformation,
     ema_decay: float | None = None,
     axis_name: str | None = None,
-    **options: float,
+    **options: Any,
 ) -> tuple[TrainState, metrics.Sums]:
     """Returns the state after one update by the mean gradient over the labels of the global batch.
 
@@ -71,8 +73,8 @@ def train_step(
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
-    sums = gradient_sums(state.params, batch, model=model, dropout_key=key, **options)
-    gradients, sums = sums if axis_name is None else jax.lax.psum(sums, axis_name)
+    local = gradient_sums(state.params, batch, model=model, dropout_key=key, **options)
+    gradients, sums = local if axis_name is None else jax.lax.psum(local, axis_name)
     per_label = 1 / jnp.maximum(sums["loss"][1], 1)
     gradients = jax.tree.map(lambda g: g * per_label, gradients)
     with jax.named_scope("optimizer"):
@@ -81,13 +83,15 @@ def train_step(
     sums["grad_norm"] = (optax.tree.norm(gradients), jnp.ones(()))
     ema = None
     if ema_decay is not None:
+        assert state.ema is not None, "init_state makes it"
         ema = update_average(state.ema, params, state.step, decay=ema_decay)
-    return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), sums
+    state = TrainState(state.step + 1, params, opt_state, state.key_data, ema)
+    return state, sums
 
 
 def gradient_sums(
-    params: dict, batch: Batch, *, microbatches: int = 1, **options
-) -> tuple[dict, metrics.Sums]:
+    params: Params, batch: Batch, *, microbatches: int = 1, **options: Any
+) -> tuple[dict[str, Any], metrics.Sums]:
     """Returns the gradients of the summed loss and the sums of the metrics.
 
     Args:
@@ -99,7 +103,7 @@ def gradient_sums(
     if microbatches == 1:
         return gradient(params, batch, **options)
 
-    def add_part(sums, part):
+    def add_part(sums: Any, part: Batch) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, sums, gradient(params, part, **options)), None
 
     parts = loss_in_parts.split_rows(batch, microbatches)
@@ -109,7 +113,7 @@ def gradient_sums(
 
 
 def loss_sums(
-    params: dict,
+    params: Params,
     batch: Batch,
     *,
     model: nn.Module,
@@ -166,16 +170,21 @@ def loss_sums(
 
 
 def _project_and_sum(
-    params: dict, predicted: Predicted, sums: Callable, *, model: nn.Module, row_shards: int
+    params: Params,
+    predicted: Predicted,
+    sums: Callable[..., Any],
+    *,
+    model: nn.Module,
+    row_shards: int,
 ) -> tuple[jax.Array, metrics.Sums]:
     """Returns `sums` of the logits, computed in parts of the rows if all do not fit in memory."""
-    weights = model.apply({"params": params}, method="output_weights")
+    weights = predictions.apply(model, params, method="output_weights")
     x_BTD, *labelled = predicted
     logits_of_row = x_BTD.shape[1] * weights["matrix"].shape[0]
     parts = losses.parts_of(x_BTD.shape[0], logits_of_row, row_shards=row_shards)
 
     def of_part(
-        x_BTD: jax.Array, weights: dict, *labelled: jax.Array
+        x_BTD: jax.Array, weights: dict[str, Any], *labelled: jax.Array
     ) -> tuple[jax.Array, metrics.Sums]:
         return sums(Predicted(embeddings.project(x_BTD, weights, model.config), *labelled))
 
@@ -185,7 +194,7 @@ def _project_and_sum(
         )
 
 
-def update_average(average: dict, params: dict, step: jax.Array, *, decay: float) -> dict:
+def update_average(average: Params, params: Params, step: jax.Array, *, decay: float) -> Params:
     """Returns the exponential moving average of the parameters after an update.
 
     The decay is min(`decay`, (1 + step) / (10 + step)), so that the weight of the random initial
@@ -195,12 +204,12 @@ def update_average(average: dict, params: dict, step: jax.Array, *, decay: float
     Args:
       step: number of the update, from 0.
     """
-    decay = jnp.minimum(decay, (1 + step) / (10 + step))
-    return optax.incremental_update(params, average, 1 - decay)
+    kept = jnp.minimum(decay, (1 + step) / (10 + step))
+    return optax.incremental_update(params, average, 1 - kept)
 
 
 def eval_step(
-    params: dict,
+    params: Params,
     batch: Batch,
     *,
     model: nn.Module,
@@ -213,7 +222,7 @@ def eval_step(
 
 
 def confusion_step(
-    params: dict, batch: Batch, *, model: nn.Module, axis_name: str | None = None
+    params: Params, batch: Batch, *, model: nn.Module, axis_name: str | None = None
 ) -> jax.Array:
     """Returns the confusion matrix, (C, C) float32: rows are labels, columns predicted classes."""
     logits_B1C, labels_B1, weights_B1 = predictions.of_classes(params, batch, model=model)

@@ -8,6 +8,7 @@ import importlib.metadata
 import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -116,12 +117,12 @@ def devices(name: str, count: int, *, slices: int = 1) -> Sequence[jax.Device]:
     compiler(name)
     if ACCELERATORS[name].platform == "gpu":
         per_machine = joined(name, count)
-        shape = f"{count // per_machine}x1x{per_machine}"
+        machines = f"{count // per_machine}x1x{per_machine}"
         return topologies.get_topology_desc(
-            "any", "cuda", target_config=GPUS[name], topology=shape
+            "any", "cuda", target_config=GPUS[name], topology=machines
         ).devices
     shape = slice_shape(name, count, slices=slices)
-    options = {"num_slices": slices} if slices > 1 else {}
+    options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if math.prod(shape) < 4:
         options["chips_per_host_bounds"] = (*shape, 1)[:3]
     if name == "v4":
