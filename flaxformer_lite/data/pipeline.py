@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import jax
 import numpy as np
@@ -22,9 +23,9 @@ from flaxformer_lite.data.tokens import (
     subwords,
     tokenizer,
 )
-from flaxformer_lite.data.tokens.ragged import count_shared, hashes
+from flaxformer_lite.data.tokens.ragged import Ragged, count_shared, hashes
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer, Tokenizer
 from flaxformer_lite.fields import BOS, OWN_TEXT
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
@@ -52,12 +53,13 @@ class Split:
         """
         examples, _ = self.plan.span(step, step + 1)
         sides = self.tokens.sides()
-        return tuple(
+        source, target = (
             sides[name].offsets[examples + 1] - sides[name].offsets[examples] + 1
             if name in sides
             else np.zeros(len(examples), np.int64)
             for name in ("source", "target")
         )
+        return source, target
 
     @functools.cached_property
     def text_bytes(self) -> int:
@@ -67,17 +69,18 @@ class Split:
     def _usable_targets(self) -> Iterator[str]:
         used = self.plan.usable
         if self.texts is not None:
-            yield from (self.texts.target[i] for i in used)
-            return
-        for first in range(0, len(used), READ_AT_ONCE):
-            yield from self.reader(used[first : first + READ_AT_ONCE]).target
+            targets = self.texts.target or []
+            yield from (targets[i] for i in used)
+        elif self.reader is not None:
+            for first in range(0, len(used), READ_AT_ONCE):
+                yield from self.reader(used[first : first + READ_AT_ONCE]).target or ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
     """The data of a training run."""
 
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     train: Split
     validation: Split
     label_names: list[str] | None  # None unless the model is a classifier
@@ -102,10 +105,11 @@ def open_dataset(
       InputError: as `Dataset`; or the languages or labels of another dataset to evaluate on differ.
     """
     data = config.data
-    options = dict(architecture=config.model.architecture, text_features=data.text_features)
+    architecture, text_features = config.model.architecture, data.text_features
     dataset = Dataset(
         data.dataset,
-        **options,
+        architecture=architecture,
+        text_features=text_features,
         source_language=data.source_language,
         languages=data.languages,
         own_text=_own_text(config, data.dataset, label_names, roles, beside),
@@ -114,7 +118,13 @@ def open_dataset(
         if name not in (None, data.dataset):
             try:
                 own_text = _own_text(config, name, dataset.label_names, roles, beside)
-                other = Dataset(name, **options, languages=dataset.sides, own_text=own_text)
+                other = Dataset(
+                    name,
+                    architecture=architecture,
+                    text_features=text_features,
+                    languages=dataset.sides,
+                    own_text=own_text,
+                )
             except InputError as error:  # it names the fields of the training dataset
                 is_general = error.where in ("config.data.dataset", "config.data.languages")
                 message = error.what if is_general else str(error)
@@ -170,7 +180,7 @@ def _own_text(
             if dataset == name and paths and split in roles
         },
         names=data.languages if name == "parallel_text" else chosen,
-        labels=label_names and tuple(label_names),
+        labels=tuple(label_names) if label_names else None,
         longest_line=data.longest_line,
         faults=data.faults,
         header=data.header,
@@ -179,7 +189,7 @@ def _own_text(
     )
 
 
-def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -> Split:
+def read_split(dataset: Dataset, name: str, tokens: AnyTokenizer, config: Config) -> Split:
     """Returns a split by its TFDS name, tokenised and planned, with its texts in memory.
 
     Raises:
@@ -188,7 +198,7 @@ def read_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -
     return make_split(dataset.read(name), tokens, config)
 
 
-def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) -> Split:
+def read_part(dataset: Dataset, role: str, tokens: AnyTokenizer, config: Config) -> Split:
     """Returns the 'validation' or 'test' split of the config, with stored ids as `stored_split`.
 
     The texts of translations are in memory as references; other texts are not.
@@ -202,13 +212,12 @@ def read_part(dataset: Dataset, role: str, tokens: Tokenizer, config: Config) ->
     if config.model.architecture == "encoder_decoder":
         texts = part.read(name)
         if texts.kept is not None:
-            examples = Tokens(
-                **{side: ids.take(texts.kept) for side, ids in examples.sides().items()}
-            )
+            sides = {side: ids.take(texts.kept) for side, ids in examples.sides().items()}
+            examples = Tokens(sides.get("source"), sides.get("target"))
     return Split(texts, examples, _plan(*examples.lengths(), config), reader)
 
 
-def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
+def make_split(texts: Examples, tokens: AnyTokenizer, config: Config) -> Split:
     """Returns `texts` tokenised and planned; raises InputError if no example fits the batches."""
     source, target = (
         None if part is None else tokens.encode(part, side=side)
@@ -216,11 +225,15 @@ def make_split(texts: Examples, tokens: Tokenizer, config: Config) -> Split:
     )
     if source is not None and _start(config):
         source = [np.concatenate([_start(config), ids]).astype(np.int32) for ids in source]
-    examples = Tokens(source, target, texts.label)
+    examples = Tokens(
+        None if source is None else Ragged.of(source),
+        None if target is None else Ragged.of(target),
+        texts.label,
+    )
     return Split(texts, examples, _plan(*examples.lengths(), config))
 
 
-def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config) -> Split:
+def stored_split(dataset: Dataset, name: str, tokens: AnyTokenizer, config: Config) -> Split:
     """Returns a split to train on, with memory-mapped ids and without texts in memory.
 
     Raises:
@@ -228,19 +241,27 @@ def stored_split(dataset: Dataset, name: str, tokens: Tokenizer, config: Config)
     """
     reader = dataset.reader(name)
     examples = _stored(reader, tokens, config)
-    lengths, sampler = dict(zip(("source", "target"), examples.lengths(), strict=True)), None
+    lengths, sampler = examples.lengths(), None
     if config.data.subword_sampling:
-        options = dict(
-            kind=config.data.tokenizer, strength=config.data.subword_sampling, seed=config.data.seed
+        sampler = SubwordSampler(
+            reader,
+            cast(Tokenizer, tokens),  # an imported one raises InputError there
+            start=_start(config),
+            kind=config.data.tokenizer,
+            strength=config.data.subword_sampling,
+            seed=config.data.seed,
         )
-        sampler = SubwordSampler(reader, tokens, start=_start(config), **options)
-        longest = config.data.buckets[-1] - 1
-        for side, growth in sampler.growth(examples.sides(), longest).items():
-            lengths[side] = subwords.planned(lengths[side], growth, longest)
-    return Split(None, examples, _plan(*lengths.values(), config), reader, sampler)
+        longest, sides = config.data.buckets[-1] - 1, examples.sides()
+        growth = sampler.growth(sides, longest)
+        grown = {
+            side: subwords.planned(ids.lengths(), growth[side], longest)
+            for side, ids in sides.items()
+        }
+        lengths = grown.get("source"), grown.get("target")
+    return Split(None, examples, _plan(*lengths, config), reader, sampler)
 
 
-def _stored(reader: Reader, tokens: Tokenizer, config: Config) -> Tokens:
+def _stored(reader: Reader, tokens: AnyTokenizer, config: Config) -> Tokens:
     """Returns the ids of all examples, memory-mapped, or in memory if no folder is writable.
 
     Process 0 stores missing ids first. A process that cannot see the files of process 0 stores the
@@ -277,7 +298,7 @@ def _plan(
 
 def provide_tokenizer(
     config: Config, dataset: Dataset, tokenizer_path: Path, verify: bool = False
-) -> Tokenizer:
+) -> AnyTokenizer:
     """Prepares the dataset, trains the tokenizer if its file does not exist, and returns it.
 
     Args:
@@ -340,7 +361,7 @@ def _warn_of_overlap(dataset: Dataset, splits: Mapping[str, str]) -> None:
 
 
 def _warn_of_equal_examples(
-    dataset: Dataset, train: Tokens, tokens: Tokenizer, config: Config
+    dataset: Dataset, train: Tokens, tokens: AnyTokenizer, config: Config
 ) -> None:
     """Warns of examples of validation and test that are in train too, word for word."""
     of_train = hashes(train.sides()) if jax.process_index() == 0 else None

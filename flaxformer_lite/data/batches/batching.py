@@ -205,7 +205,11 @@ class PackedPlan:
             if len(sizes) == 1
             else sizes[0].astype(np.int64) * (buckets[-1] + 1) + sizes[1]
         )
-        row = pack(sizes[0], buckets[-1]) if len(sizes) == 1 else pack_pairs(*sizes, buckets[-1])
+        row = (
+            pack(sizes[0], buckets[-1])
+            if len(sizes) == 1
+            else pack_pairs(sizes[0], sizes[1], buckets[-1])
+        )
         self._row_by_kind = row[np.argsort(self._kind, kind="stable")]
         self._num_rows = int(row.max()) + 1
         self.steps_per_epoch = -(-self._num_rows // self.rows[0])

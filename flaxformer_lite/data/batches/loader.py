@@ -28,7 +28,7 @@ class Tokens:
     target: Ragged | None = None
     label: np.ndarray | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, side in self.sides().items():
             object.__setattr__(self, name, Ragged.of(side))
 
@@ -42,9 +42,10 @@ class Tokens:
 
     def lengths(self) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Returns the token counts of the sources and of the targets; None for a missing side."""
-        return tuple(
+        source, target = (
             None if side is None else side.lengths() for side in (self.source, self.target)
         )
+        return source, target
 
 
 class Batches:

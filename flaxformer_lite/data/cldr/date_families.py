@@ -8,13 +8,14 @@ import math
 import random
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import Any
 
 from babel import Locale
 from babel.dates import TIMEDELTA_UNITS, format_timedelta
 from babel.lists import format_list
 from babel.units import format_unit
 
-from flaxformer_lite.data.cldr.family import LENGTHS, Family, Style, has_unit
+from flaxformer_lite.data.cldr.family import LENGTHS, Family, Length, Style, has_unit
 
 # Within one century, two digits identify the year.
 ONE_CENTURY = datetime.datetime(1950, 1, 1), datetime.datetime(2050, 1, 1)
@@ -78,17 +79,17 @@ def dates_with_time(source: Locale, target: Locale) -> list[Family]:
 
 
 @cache
-def _time_span(length: str, unit: str, count: int, locale: Locale) -> str:
+def _time_span(length: Length, unit: str, count: int, locale: Locale) -> str:
     return format_unit(count, f"duration-{unit}", length, locale=locale)
 
 
-def _compound(length: str, parts: Sequence[tuple[str, int]], locale: Locale) -> str:
+def _compound(length: Length, parts: Sequence[tuple[str, int]], locale: Locale) -> str:
     spans = [_time_span(length, *part, locale) for part in parts]
     return format_list(spans, "standard", locale=locale)
 
 
 @cache
-def _relative(length: str, value: tuple[str, int], locale: Locale) -> str:
+def _relative(length: Length, value: tuple[Any, int], locale: Locale) -> str:
     unit, seconds = value
     spell = partial(
         format_timedelta,

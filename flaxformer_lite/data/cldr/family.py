@@ -1,17 +1,18 @@
 """The type of a family of phrases, a sampler of values and styles that render one; helpers."""
 
 import random
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 from babel import Locale
 from babel.units import format_unit
 
 Style = Callable[[Any, Locale], str]
 Sampler = Callable[[random.Random], Any]
-Family = tuple[Sampler, list[Style]]
+Family = tuple[Sampler, Sequence[Style]]
+Length = Literal["long", "short"]
 
-LENGTHS = "long", "short"
+LENGTHS: tuple[Length, ...] = "long", "short"
 
 
 def unambiguous(codes: Iterable[str], name: Callable[[str], str]) -> list[str]:

@@ -51,7 +51,7 @@ def phrases(*counts: int) -> tuple[list[list[Phrase]], int]:
     """
     corpora, seen, shared = [], set(), 0
     for number, count in enumerate(counts):
-        columns = []
+        columns: list[list[Phrase]] = []
         for kind, families in KINDS.items():
             rng = random.Random(f"{VERSION} {number} {kind}")
             found: dict[str, list[Phrase]] = {label: [] for label in LOCALES}

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
+from typing import Literal
 
 from babel import Locale
 from babel.numbers import (
@@ -23,7 +24,7 @@ from babel.numbers import (
 )
 from babel.units import format_unit
 
-from flaxformer_lite.data.cldr.family import LENGTHS, Family, has_unit, unambiguous
+from flaxformer_lite.data.cldr.family import LENGTHS, Family, Length, has_unit, unambiguous
 
 LIVE_CURRENCIES = datetime.date(2024, 1, 1)  # a fixed day, so the list does not depend on the clock
 UNITS = """
@@ -59,19 +60,21 @@ def _sample_number(rng: random.Random, digits: int, decimals: int) -> Decimal:
     return Decimal(whole * 10**decimals + fraction).scaleb(-decimals)
 
 
-def render_measure(length: str, value: tuple[str, Decimal], locale: Locale) -> str:
+def render_measure(length: Length, value: tuple[str, Decimal], locale: Locale) -> str:
     """Returns a (unit, number) as text; `length` is one of LENGTHS."""
     unit, number = value
     return format_unit(number, unit, length, locale=locale)
+
+
+def _two_of(length: Length, locale: Locale, unit: str) -> str:
+    return format_unit(2, unit, length, locale=locale)
 
 
 def measures(source: Locale, target: Locale) -> list[Family]:
     """Returns the family of numbers with a unit, spelled out or as a symbol."""
     units = [unit for unit in UNITS if has_unit(unit, source) and has_unit(unit, target)]
     for length in LENGTHS:
-        units = unambiguous(
-            units, lambda unit, length=length: format_unit(2, unit, length, locale=source)
-        )
+        units = unambiguous(units, partial(_two_of, length, source))
     styles = [partial(render_measure, length) for length in LENGTHS]
     return [(lambda rng: (rng.choice(units), _sample_number(rng, 4, 1)), styles)] if units else []
 
@@ -80,13 +83,13 @@ def shared_currencies(source: Locale, target: Locale, name: Callable[[str], str]
     """Returns the live currencies of both locales with an unambiguous `name` in the source."""
     used = {
         code
-        for territory in Locale("en").territories
+        for territory in map(str, Locale("en").territories)
         for code in get_territory_currencies(territory, LIVE_CURRENCIES, LIVE_CURRENCIES)
     }
     return unambiguous(sorted(used & set(source.currencies) & set(target.currencies)), name)
 
 
-def _money(currencies: Sequence[str], format_type: str) -> list[Family]:
+def _money(currencies: Sequence[str], format_type: Literal["name", "standard"]) -> list[Family]:
     def sample(rng: random.Random) -> tuple[Decimal, str]:
         currency = rng.choice(currencies)
         decimals = get_currency_precision(currency)
@@ -127,7 +130,7 @@ def sample_compact(rng: random.Random) -> Decimal:
     return Decimal(rng.randrange(100, 1000) * 10 ** rng.randint(1, 12))
 
 
-def _compact(length: str, number: Decimal, locale: Locale) -> str:
+def _compact(length: Length, number: Decimal, locale: Locale) -> str:
     return format_compact_decimal(number, format_type=length, locale=locale, fraction_digits=2)
 
 

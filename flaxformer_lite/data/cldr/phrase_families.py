@@ -14,7 +14,7 @@ import contextlib
 import difflib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from babel import Locale
@@ -124,7 +124,7 @@ def _sample_pairs(
         yield render_pair(sample(rng), styles, rng.randrange(len(styles)), source, target)
 
 
-def usable_styles(sample: Sampler, styles: list[Style], *locales: Locale) -> list[Style]:
+def usable_styles(sample: Sampler, styles: Sequence[Style], *locales: Locale) -> list[Style]:
     """Returns the styles that all locales have data for; Babel raises KeyError for the others."""
     usable = []
     for style in styles:
@@ -136,7 +136,7 @@ def usable_styles(sample: Sampler, styles: list[Style], *locales: Locale) -> lis
 
 
 def render_pair(
-    value: Any, styles: list[Style], pick: int, source: Locale, target: Locale
+    value: Any, styles: Sequence[Style], pick: int, source: Locale, target: Locale
 ) -> tuple[str, str]:
     """Returns source and target of `value` in style `pick`, or in the first equal in the source."""
     text = styles[pick](value, source)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import dataset_builder, splits, writer
@@ -17,7 +18,7 @@ from flaxformer_lite.data.cldr import languages, phrase_families
 from flaxformer_lite.data.sources import own_text, text_files
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.sources.preparation import REPORT, data_root, root_of
-from flaxformer_lite.data.sources.text_files import LABEL, Corpus
+from flaxformer_lite.data.sources.text_files import LABEL, Corpus, Fault
 from flaxformer_lite.system.compressed import is_gzip
 from flaxformer_lite.system.errors import InputError
 
@@ -31,7 +32,7 @@ MOST_LABELS = 10_000
 class _SameBytesWriter(writer.ExampleWriter):
     """Writes the features of a record sorted by name; protobuf's own order varies by process."""
 
-    def write(self, path: str | PathLike, examples: Iterable[tuple[int, bytes]]) -> None:
+    def write(self, path: str | PathLike[str], examples: Iterable[tuple[int, bytes]]) -> None:
         records = ((key, tf_example_pb2.Example.FromString(record)) for key, record in examples)
         super().write(
             path, ((key, record.SerializeToString(deterministic=True)) for key, record in records)
@@ -67,7 +68,7 @@ class CldrTranslate(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(
         self, dl_manager: tfds.download.DownloadManager
-    ) -> Mapping[str, Iterator]:
+    ) -> Mapping[str, Iterator[Any]]:
         phrases = phrase_families.phrases(*locales_of(self.builder_config.name))
         return {
             "train": self._generate_examples(phrases[2 * HELD_OUT :]),
@@ -112,7 +113,7 @@ class CldrLanguage(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(
         self, dl_manager: tfds.download.DownloadManager
-    ) -> Mapping[str, Iterator]:
+    ) -> Mapping[str, Iterator[Any]]:
         corpora, _ = languages.phrases(*OF_A_LANGUAGE.values())
         return {
             split: self._generate_examples(corpus)
@@ -129,7 +130,7 @@ class CldrLanguage(tfds.core.GeneratorBasedBuilder):
         return _SameBytesWriter(self.info.file_format)
 
 
-class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
+class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):  # type: ignore[call-arg]
     """Pairs of texts, texts, or labelled texts, from the user's files, in the order of the lines.
 
     The config's name contains the fingerprint of the files, so other files are another dataset.
@@ -141,7 +142,7 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
         str(VERSION): "The version of the reader; a hash of the files is in the config's name."
     }
 
-    def __init__(self, own: OwnText, corpora: Mapping[str, Corpus], **options):
+    def __init__(self, own: OwnText, corpora: Mapping[str, Corpus], **options: Any):
         """
         Args:
           corpora: the files of each split, with `labels` if the texts have labels.
@@ -207,6 +208,7 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
     def records(self, split: str) -> Iterator[tuple[int, bytes]]:
         """Yields the well-formed examples of a split as (number, serialised `tf.train.Example`)."""
         corpus = self._corpora[split]
+        numbers = corpus.numbers or {}
         for number, texts in enumerate(
             example.texts for example in corpus if example.texts is not None
         ):
@@ -214,13 +216,15 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):
             for name, text in zip(corpus.fields, texts, strict=True):
                 feature = record.features.feature[name]
                 if name == LABEL:
-                    feature.int64_list.value.append(corpus.numbers[text])
+                    feature.int64_list.value.append(numbers[text])
                 else:
                     feature.bytes_list.value.append(text.encode())
             yield number, record.SerializeToString(deterministic=True)
 
 
-def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) -> CldrTranslate:
+def cldr_translate(
+    pair: str = "en-de", data_dir: str | PathLike[str] | None = None
+) -> CldrTranslate:
     """Returns the builder of `cldr_translate/<pair>`, which reads without TensorFlow.
 
     Args:
@@ -240,13 +244,13 @@ def cldr_translate(pair: str = "en-de", data_dir: str | PathLike | None = None) 
     )
 
 
-def cldr_language(data_dir: str | PathLike | None = None) -> CldrLanguage:
+def cldr_language(data_dir: str | PathLike[str] | None = None) -> CldrLanguage:
     """Returns the builder of `cldr_language`; `data_dir` as in `cldr_translate`."""
     return CldrLanguage(data_dir=data_dir or data_root(), file_format="array_record")
 
 
 def own_texts(
-    own: OwnText, data_dir: str | PathLike | None = None
+    own: OwnText, data_dir: str | PathLike[str] | None = None
 ) -> tuple[tfds.core.DatasetBuilder, dict[str, str]]:
     """Returns the builder of text files, and the SHA-256 of each file by its path.
 
@@ -288,7 +292,9 @@ def label_names(found: Mapping[str, Corpus]) -> tuple[str, ...]:
             "config.data.train_files: labelled_text takes its labels from these files, and none "
             "are set; set them."
         )
-    labels, faults, path = set(), [], found["train"].rows[0][0]
+    labels: set[str] = set()
+    faults: list[Fault] = []
+    path = found["train"].rows[0][0]
     for example in found["train"]:
         if example.texts is not None:
             labels.add(example.texts[found["train"].fields.index(LABEL)])
@@ -323,7 +329,9 @@ def fingerprint(own: OwnText, found: Mapping[str, Corpus], contents: Mapping[str
         split: [[(contents[path], is_gzip(path)) for path in paths] for paths in corpus.rows]
         for split, corpus in found.items()
     }
-    read = {split: (corpus.form, corpus.fields) for split, corpus in found.items()}
+    read: dict[str, tuple[Any, ...]] = {
+        split: (corpus.form, corpus.fields) for split, corpus in found.items()
+    }
     for split, corpus in found.items():
         if corpus.header or corpus.quoted:  # others keep the fingerprint that they always had
             read[split] += (corpus.header, corpus.quoted, corpus.columns)

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -194,7 +195,7 @@ class Dataset:
             variable_languages=self._variable_languages,
         )
 
-    def _open_split(self, split: str) -> Sequence[bytes]:
+    def _open_split(self, split: str) -> Any:
         # For plain text, TFDS's decoding takes 2 times as long.
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         try:

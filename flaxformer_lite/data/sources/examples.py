@@ -29,7 +29,7 @@ class Examples:
     kept: np.ndarray | None = None  # numbers of the examples that are not left out; None: all
 
     def __len__(self) -> int:
-        return len(self.target if self.source is None else self.source)
+        return len((self.target or ()) if self.source is None else self.source)
 
     def texts(self) -> list[str]:
         """Returns the texts of both sides, the sources first."""
@@ -54,12 +54,12 @@ def complete(examples: Examples) -> Examples:
 class Reader:
     """Random access to the examples of a split. It contains no example and can be pickled."""
 
-    records: Sequence[bytes]
+    records: Any  # the data source of TFDS, a sequence of bytes
     name: str  # of the dataset
     split: str
     folder: Path  # of the dataset's files
     # of each file: name, first example, number of examples, size in bytes, time in ns
-    files: tuple[tuple, ...]
+    files: tuple[tuple[Any, ...], ...]
     # of 'source', 'target' and 'label': the separator between features, and the features' names
     columns: Mapping[str, tuple[str, ...]]
     kind: bool  # whether the examples have a kind
@@ -69,7 +69,7 @@ class Reader:
     def __len__(self) -> int:
         return len(self.records)
 
-    def __call__(self, numbers: Sequence[int]) -> Examples:
+    def __call__(self, numbers: Sequence[int] | np.ndarray) -> Examples:
         """Returns the examples with these numbers, in this order; a missing language is "".
 
         Raises:

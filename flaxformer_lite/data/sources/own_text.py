@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flaxformer_lite.data.sources import tables, text_files
 from flaxformer_lite.data.sources.tables import DELIMITERS
@@ -110,11 +111,13 @@ def _corpus(own: OwnText, rows: tuple[tuple[str, ...], ...], form: str) -> Corpu
         form in DELIMITERS and (form == "csv" if given is None else given)
         for given in (own.header, own.quoted)
     )
-    keys = text_files.keys(rows[0][0], form, quoted=quoted) if header or form == "jsonl" else None
+    has_keys = header or form == "jsonl"
+    keys = text_files.keys(rows[0][0], form, quoted=quoted) if has_keys else None
     fields = _fields(own, rows, form, keys)
     # two columns may have other names than the two languages, as the suffixes of files may
-    renamed = header and own.kind == "parallel_text" and len(keys) == 2 and not {*keys} & {*fields}
-    columns = keys if renamed else ()
+    columns = keys if header and own.kind == "parallel_text" and keys else ()
+    if len(columns) != 2 or {*columns} & {*fields}:
+        columns = ()
     return Corpus(rows, form, fields, own.longest_line, None, header, quoted, columns)
 
 
@@ -331,7 +334,7 @@ def digests(found: Mapping[str, Corpus], record: Path) -> dict[str, str]:
     return result
 
 
-def _read_record(record: Path) -> dict[str, list]:
+def _read_record(record: Path) -> dict[str, list[Any]]:
     """Returns the cached digests; empty if the file is missing or malformed."""
     try:
         kept = json.loads(record.read_text(encoding="utf-8"))

@@ -43,8 +43,8 @@ def records(
     """
     if not quoted:
         for number, line in enumerate(lines, start=1):
-            columns = line.decode(errors="surrogateescape").split(DELIMITERS[form])
-            yield Record(number, line, columns)
+            fields = line.decode(errors="surrogateescape").split(DELIMITERS[form])
+            yield Record(number, line, fields)
         return
     taken: list[bytes] = []
 
@@ -59,7 +59,7 @@ def records(
     number, reader = 1, csv.reader(texts(), delimiter=DELIMITERS[form], strict=True)
     while True:
         try:
-            columns = next(reader)
+            columns: list[str] | str = next(reader)
         except StopIteration:
             return
         except csv.Error as error:

@@ -20,8 +20,8 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TextIO
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
 
 from flaxformer_lite.data.sources import tables
 from flaxformer_lite.system.compressed import (
@@ -115,7 +115,8 @@ class Corpus:
         per_file = 1 if self.form == "lines" else len(self.fields)
         aligned = _aligned_lines(paths, longest=self.longest_line)
         for number, lines in enumerate(aligned, start=1):
-            texts, faults = [], []
+            texts: list[str] = []
+            faults: list[Fault] = []
             for i, (path, line) in enumerate(zip(paths, lines, strict=True)):
                 try:
                     texts += self._texts(line, self.fields[i : i + per_file])
@@ -208,7 +209,7 @@ def _values(text: str, fields: Sequence[str]) -> Sequence[str]:
     return [values[field] for field in fields]
 
 
-def json_object(text: str) -> dict:
+def json_object(text: str) -> dict[str, Any]:
     """Returns the JSON object of a line; raises MalformedLine.
 
     The texts of Hugging Face's translations, {"translation": {"en": ..., "de": ...}}, are one level
@@ -268,7 +269,7 @@ def _aligned_lines(paths: Sequence[str], *, longest: int) -> Iterator[tuple[byte
         yield together
 
 
-def lines(path: str, *, longest: int) -> Iterator[bytes]:
+def lines(path: str, *, longest: int) -> Generator[bytes, None, None]:
     """Yields the lines of a file without their ends.
 
     A line over `longest` bytes is truncated to a prefix that is still over `longest` bytes.
@@ -343,7 +344,7 @@ class CorpusCounts:
         """
         parts = []
         for sort in filter(self.first.get, SORTS):
-            first, lines = self.first[sort], {}
+            first, lines = self.first[sort], dict[str, list[str]]()
             for fault in first[SHOWN:]:
                 path, line = fault.where.rsplit(":", 1)
                 lines.setdefault(path, []).append(line)

@@ -1,6 +1,7 @@
 """Rows of ids of any length, concatenated in one array, in memory or memory-mapped from a file."""
 
 from collections.abc import Iterator, Sequence
+from typing import overload
 
 import numpy as np
 
@@ -40,7 +41,13 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: int | slice) -> "np.ndarray | list[np.ndarray]":
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
         """Returns a row as int32, or a list of rows for a slice."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]

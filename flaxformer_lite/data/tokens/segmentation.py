@@ -130,10 +130,10 @@ class Segmenter:
         result_M = np.full(len(symbol_M), -1, np.int64)
         word, position_W = np.arange(len(size_W)), size_W.copy()
         while len(word):
-            position = position_W[word]
-            index, at = origin_W[word] + position, first_W[word] + position
+            ends = position_W[word]
+            index, at = origin_W[word] + ends, first_W[word] + ends
             weights = self._weights_by_last_piece(
-                total, weight_ML, index, at, int(position.max()), position
+                total, weight_ML, index, at, int(ends.max()), ends
             )
             share = np.exp(weights - total[index][:, None])
             threshold = uniform(key_M[at - 1], 0) * share.sum(axis=1)
@@ -141,12 +141,18 @@ class Segmenter:
                 (np.cumsum(share, axis=1) <= threshold[:, None]).sum(axis=1), share.shape[1] - 1
             )
             result_M[at - length] = piece_ML[at - length, length - 1]
-            position_W[word] = position - length
+            position_W[word] = ends - length
             word = word[position_W[word] > 0]
         return result_M
 
     def _weights_by_last_piece(
-        self, total, weight_ML, index, at, widest: int, position=None
+        self,
+        total: np.ndarray,
+        weight_ML: np.ndarray,
+        index: np.ndarray,
+        at: np.ndarray,
+        widest: int,
+        position: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns log weights (positions, lengths): column i has a last piece of i + 1 characters.
 
@@ -204,12 +210,12 @@ class Segmenter:
           (node, symbol of the next character) -> next node; the node of each first symbol; the
           piece of each node, or -1.
         """
-        nodes = {}
+        nodes: dict[str, int] = {}
         for piece in ids:
             for end in range(1, len(piece) + 1):
                 nodes.setdefault(piece[:end], len(nodes))
         steps = {
-            (nodes[text[:-1]], self._symbol_of(text[-1], ids)): node
+            (nodes[text[:-1]], self._symbol_of_character(text[-1], ids)): node
             for text, node in nodes.items()
             if len(text) > 1
         }
@@ -221,7 +227,10 @@ class Segmenter:
         return _Pairs(steps), first, np.array([ids.get(text, -1) for text in nodes])
 
     def _symbol_of(self, part: str, ids: Mapping[str, int]) -> int | None:
-        return ids.get(part, self._unknown + ord(part) if len(part) == 1 else None)
+        return self._symbol_of_character(part, ids) if len(part) == 1 else ids.get(part)
+
+    def _symbol_of_character(self, character: str, ids: Mapping[str, int]) -> int:
+        return ids.get(character, self._unknown + ord(character))
 
     def _ids(self, symbol_K: np.ndarray, text_K: np.ndarray, texts: int) -> Ragged:
         """Returns the ids of each text; a character without a piece becomes its bytes."""

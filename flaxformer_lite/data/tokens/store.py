@@ -24,13 +24,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tqdm
 
 from flaxformer_lite.data.sources.examples import Reader
 from flaxformer_lite.data.tokens.ragged import Ragged
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.system.storage import locked
 
 FORMAT = 1
@@ -42,7 +43,7 @@ CACHE = ".cache/flaxformer_lite/tokens"
 
 def tokenised(
     reader: Reader,
-    tokenizer: Tokenizer,
+    tokenizer: AnyTokenizer,
     *,
     start: Sequence[int] = (),
     processes: int | None = None,
@@ -61,9 +62,10 @@ def tokenised(
     """
     keys = {column: _key(reader, column, tokenizer, start) for column in reader.columns}
     roots = [reader.folder / "tokens", Path.home() / CACHE]
-    found = {column: _find(roots, key) for column, key in keys.items()}
-    if None not in found.values():
-        return found
+    found = [(column, _find(roots, key)) for column, key in keys.items()]
+    stored = {column: ids for column, ids in found if ids is not None}
+    if len(stored) == len(found):
+        return stored
     if processes is None:
         processes = max(1, min(_cores(), len(reader) // ENOUGH_FOR_A_PROCESS))
     border = tuple(len(reader) * i // processes for i in range(processes + 1))
@@ -80,16 +82,16 @@ def tokenised(
             logging.warning(
                 "%s: the ids of %s are not stored there: %s", root, split, error.strerror or error
             )
-    with tempfile.TemporaryDirectory() as root:
-        _write(work, Path(root), keys, show=show)
-        mapped = {column: _written(Path(root) / key) for column, key in keys.items()}
+    with tempfile.TemporaryDirectory() as name:
+        _write(work, Path(name), keys, show=show)
+        mapped = {column: _written(Path(name) / key) for column, key in keys.items()}
         return {
             column: Ragged(np.array(ids.values), np.array(ids.offsets))
             for column, ids in mapped.items()
         }
 
 
-def _key(reader: Reader, column: str, tokenizer: Tokenizer, start: Sequence[int]) -> str:
+def _key(reader: Reader, column: str, tokenizer: AnyTokenizer, start: Sequence[int]) -> str:
     data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
     made_by = None if column == "label" else [tokenizer.made_by(column), *map(int, start)]
     return hashlib.sha256(json.dumps([data, made_by]).encode()).hexdigest()[:32]
@@ -105,7 +107,7 @@ def _open(folder: Path) -> Ragged | None:
         index = json.loads((folder / "index.json").read_text())
         values = _mapped(folder / "ids", index["dtype"], index["ids"])
         offsets = _mapped(folder / "offsets", "int64", index["rows"] + 1)
-        is_unchanged = hashlib.sha256(offsets).hexdigest() == index["sha256"]
+        is_unchanged = hashlib.sha256(offsets.data).hexdigest() == index["sha256"]
         is_complete = is_unchanged and int(offsets[-1]) == len(values)
         return Ragged(values, offsets) if is_complete else None
     except (OSError, ValueError, KeyError):
@@ -141,7 +143,7 @@ class Work:
     """A reader, a tokenizer, and the first and last example of each part; can be pickled."""
 
     reader: Reader
-    tokenizer: Tokenizer
+    tokenizer: AnyTokenizer
     start: tuple[int, ...]
     border: tuple[int, ...]
 
@@ -171,9 +173,7 @@ class Work:
                     rows.lengths().astype(np.int32).tofile(lengths_file)
                 done(len(examples))
 
-    def _rows(
-        self, column: str, values: Sequence[str] | np.ndarray
-    ) -> Sequence[Sequence[int] | np.ndarray]:
+    def _rows(self, column: str, values: Any) -> Sequence[Sequence[int] | np.ndarray]:
         if column == "label":
             return values[:, None]
         rows = self.tokenizer.encode(values, side=column, threads=1)
@@ -234,7 +234,7 @@ def _join_parts(folder: Path, column: str, parts: int, dtype: type) -> None:
         "dtype": np.dtype(dtype).name,
     }
     (target / "index.json").write_text(
-        json.dumps(index | {"sha256": hashlib.sha256(offsets).hexdigest()})
+        json.dumps(index | {"sha256": hashlib.sha256(offsets.data).hexdigest()})
     )
     for file in (*target.iterdir(), target):
         descriptor = os.open(file, os.O_RDONLY)
@@ -271,16 +271,20 @@ def _in_processes(
     read_end, write_end = os.pipe()
     children = []
     with os.fdopen(read_end) as lines:
-        pipes = dict(stdin=subprocess.DEVNULL, stdout=write_end)
         try:
             try:
                 for part, error_file in enumerate(error_files):
                     command = [sys.executable, "-c", CHILD, str(job), str(part)]
                     with error_file.open("wb") as stderr:
-                        start = dict(
-                            env=environment, start_new_session=True, **pipes, stderr=stderr
+                        child = subprocess.Popen(
+                            command,
+                            stdin=subprocess.DEVNULL,
+                            stdout=write_end,
+                            stderr=stderr,
+                            env=environment,
+                            start_new_session=True,
                         )
-                        children.append(subprocess.Popen(command, **start))
+                        children.append(child)
             finally:
                 os.close(write_end)
             for line in lines:

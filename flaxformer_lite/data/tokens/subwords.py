@@ -9,6 +9,7 @@ with extra length. A row that is still too short gets the tokenizer's ids.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def provide_tokenizer(config: Config, reader: Reader, path: Path, *, verify: boo
             return
         kind = source_normalization(config)
         texts = vocabulary_texts(reader, config.data.vocabulary_sample, kind)
-        options = {
+        options: dict[str, Any] = {
             "vocab_size": config.data.vocab_size,
             "kind": config.data.tokenizer,
             "vocab_limit": config.data.vocab_limit,
@@ -87,7 +88,7 @@ class SubwordSampler:
 
     def __init__(
         self,
-        read: Callable[[Sequence[int]], Examples],
+        read: Callable[[Sequence[int] | np.ndarray], Examples],
         tokenizer: Tokenizer,
         *,
         kind: str,
@@ -108,7 +109,7 @@ class SubwordSampler:
 
     def __call__(self, examples: np.ndarray, epoch: int) -> dict[str, Ragged]:
         """Returns the sampled ids of each side of the examples, int32."""
-        texts, sampled = self._read(examples), {}
+        texts, sampled = self._read(examples), dict[str, Ragged]()
         for number, side in enumerate(("source", "target")):
             side_texts = getattr(texts, side)
             if side_texts is not None:
@@ -133,7 +134,7 @@ class SubwordSampler:
             examples = examples[
                 np.unique(np.arange(GROWTH_SAMPLE) * len(examples) // GROWTH_SAMPLE)
             ]
-        growth = {side: [] for side in usual}
+        growth: dict[str, list[np.ndarray]] = {side: [] for side in usual}
         for first in range(0, len(examples), EXAMPLES_AT_ONCE):
             some = examples[first : first + EXAMPLES_AT_ONCE]
             for side, sampled in self(some, 0).items():

@@ -151,7 +151,7 @@ def normalized(text: str, kind: str) -> str:
     if kind == "none":
         return text
     if kind != "whitespace":
-        text = unicodedata.normalize(kind.upper(), text)
+        text = unicodedata.normalize("NFC" if kind == "nfc" else "NFKC", text)
     return " ".join(re.sub(f"[{ZERO_WIDTH}]", "", text).split())
 
 
@@ -166,7 +166,7 @@ def normalizing_code(kind: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def load(path: Path, normalization: str = "none") -> "Tokenizer | MarianTokenizer":
+def load(path: Path, normalization: str = "none") -> "AnyTokenizer":
     """Returns the tokenizer in the file `path`; raises InputError if it contains none.
 
     `normalization`: of sources, see `normalized`; Marian's models have their own.
@@ -213,7 +213,7 @@ class Tokenizer:
         self, texts: Sequence[str], *, side: str = "source", threads: int | None = None
     ) -> list[np.ndarray]:
         """Returns an int32 array of ids for each text; `threads` None: one a core."""
-        options = {} if threads is None else {"num_threads": threads}
+        options: dict[str, Any] = {} if threads is None else {"num_threads": threads}
         prepared = [self.prepared(text, side) for text in texts]
         return [np.asarray(ids, np.int32) for ids in self._pieces.encode(prepared, **options)]
 
@@ -318,7 +318,8 @@ class MarianTokenizer:
 
         A text may start with a code such as '>>deu<<', the target language of a multilingual model.
         """
-        options, number = {} if threads is None else {"num_threads": threads}, self._id[side]
+        options: dict[str, Any] = {} if threads is None else {"num_threads": threads}
+        number = self._id[side]
         coded = [_language_code(text) for text in texts]
         rows = self._models[side].encode([text for _, text in coded], out_type=str, **options)
         rows = [[*codes, *row] for (codes, _), row in zip(coded, rows, strict=True)]
@@ -381,3 +382,6 @@ def _language_code(text: str) -> tuple[list[str], str]:
     """Returns the code at the start of `text` as a list of 0 or 1, and the rest of the text."""
     end = text.find("<<") if text.startswith(">>") else -1
     return ([], text) if end < 0 else ([text[: end + 2]], text[end + 2 :])
+
+
+AnyTokenizer = Tokenizer | MarianTokenizer
