@@ -6,6 +6,7 @@ A model that CTranslate2 does not support raises InputError with the name of the
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_lite.config import ModelConfig
@@ -21,7 +22,9 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": 
 
 # The position schemes that CTranslate2 computes, by architecture. A scheme that is not listed, such
 # as a new one, is refused: it would be exported without positions.
-POSITIONS = {"encoder_decoder": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "none")}
+POSITIONS: dict[str, tuple[str, ...]] = {
+    "encoder_decoder": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "none")
+}
 POSITIONS["decoder_lm"] = (*POSITIONS["encoder_decoder"], "alibi")
 POSITIONS["encoder_classifier"] = ()
 
@@ -161,7 +164,7 @@ def _position_vectors(model: ModelConfig, inputs: Params) -> np.ndarray:
     if model.position == "learned":
         return inputs["position_vectors"]["learned"]["embedding"]
     if model.position == "sinusoidal":
-        return np.asarray(sinusoidal(np.arange(model.max_length), model.d_model))
+        return np.asarray(sinusoidal(jnp.arange(model.max_length), model.d_model))
     return np.zeros((model.max_length, model.d_model), np.float32)
 
 

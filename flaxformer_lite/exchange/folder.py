@@ -9,12 +9,13 @@ import jax
 import numpy as np
 
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
+from flaxformer_lite.model.parameters import Params
 
 LENGTH = 20  # tokens; the two length penalties agree best at about this length
 
 
-def on_host(params: dict) -> dict[str, Any]:
+def on_host(params: Params) -> dict[str, Any]:
     """Returns the parameters as float32 NumPy arrays, writable: CTranslate2 quantizes in place."""
     return jax.tree.map(lambda x: np.array(x, np.float32), jax.device_get(params))
 
@@ -39,7 +40,7 @@ def write_arrays(
         raise OSError(str(error)) from error
 
 
-def write_models(tokenizer: Tokenizer, folder: Path) -> None:
+def write_models(tokenizer: AnyTokenizer, folder: Path) -> None:
     """Writes the SentencePiece models of `tokenizer`."""
     for name, content in tokenizer.models.items():
         (folder / name).write_bytes(content)

@@ -30,8 +30,10 @@ EXPECTED = {
 }
 # Marian has one value each for encoder and decoder; our model has one for both.
 PAIRS = ("attention_heads", "ffn_dim")
-SIZES = ("d_model", "encoder_layers", "decoder_layers", "vocab_size", "max_position_embeddings")
-SIZES += tuple(f"{stack}_{name}" for name in PAIRS for stack in ("encoder", "decoder"))
+SIZES = (
+    *("d_model", "encoder_layers", "decoder_layers", "vocab_size", "max_position_embeddings"),
+    *(f"{stack}_{name}" for name in PAIRS for stack in ("encoder", "decoder")),
+)
 
 
 def model_config(config: Mapping[str, Any], vocab_size: int) -> ModelConfig:

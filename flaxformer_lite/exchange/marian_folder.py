@@ -15,6 +15,7 @@ import numpy as np
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.data.tokens.tokenizer import open_model, their_ids
 from flaxformer_lite.exchange import marian_config, marian_weights
+from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.system.errors import InputError
 
 WEIGHTS, INDEX, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -37,7 +38,7 @@ class MarianFolder:
     model: ModelConfig
     tokenizer: dict[str, bytes]  # files for `MarianTokenizer.pack`
     special: dict[str, str]  # role -> piece
-    params: dict[str, Any]  # our parameters, float32
+    params: Params  # our parameters, float32
     decode: dict[str, Any]  # fields of DecodeConfig
     license: str | None
 
@@ -94,7 +95,7 @@ def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
     """Returns the arrays of the folder's safetensors files."""
     from safetensors import SafetensorError, safe_open
 
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for name in _weight_files(folder):
         file = folder / name
         if not file.is_file():
@@ -179,7 +180,7 @@ def _special_pieces(
     vocabulary: Mapping[str, int],
 ) -> dict[str, str]:
     """Returns the pieces of the roles 'pad', 'start', 'eos' and 'unk'."""
-    piece_of, special = {id: piece for piece, id in vocabulary.items()}, {}
+    piece_of, special = {id: piece for piece, id in vocabulary.items()}, dict[str, str]()
     for role, field in ROLES.items():
         id = config.get(field)
         if type(id) is not int or id not in piece_of:
@@ -189,11 +190,12 @@ def _special_pieces(
             )
         special[role] = piece_of[id]
     unknown = settings.get("unk_token", "<unk>")
-    special["unk"] = unknown.get("content") if isinstance(unknown, dict) else unknown
-    if not isinstance(special["unk"], str):
+    piece = unknown.get("content") if isinstance(unknown, dict) else unknown
+    if not isinstance(piece, str):
         raise InputError(
             f"{folder / 'tokenizer_config.json'}: unk_token: expected a piece, got {unknown!r}."
         )
+    special["unk"] = piece
     if len({special[role] for role in ("pad", "eos", "unk")}) < 3:
         raise InputError(
             f"{folder / 'config.json'}: expected three different tokens for pad, eos and unk, "

@@ -76,9 +76,9 @@ def _modules_of_layer(model: ModelConfig, stack: str, n: int) -> Iterator[Module
     D, F, H = model.d_model, model.d_ff, model.num_heads
     K = D // H
 
-    def module(path, name, kernel, bias, *, reads_width: bool, writes_width: bool) -> Module:
+    def module(path: Any, name: str, kernel: Any, bias: Any, **widths: bool) -> Module:
         ours, theirs = (stack, f"layers_{n}", *path), f"model.{stack}.layers.{n}.{name}"
-        return Module(ours, theirs, kernel, bias, reads_width, writes_width)
+        return Module(ours, theirs, kernel, bias, **widths)
 
     reads = functools.partial(module, reads_width=True, writes_width=False)
     writes = functools.partial(module, reads_width=False, writes_width=True)
@@ -184,7 +184,8 @@ def _shapes(config: Mapping[str, Any], model: ModelConfig) -> dict[str, tuple[in
 
 def to_ours(theirs: Arrays, model: ModelConfig, ids: Ids) -> dict[str, Any]:
     """Returns our parameters, float32, from all of Marian's arrays."""
-    params, order = {}, width_order(model.d_model)
+    params: dict[str, Any] = {}
+    order, vocab_size = width_order(model.d_model), model.vocab_size or 0
     for module in modules(model):
         matrix, bias = (theirs[f"{module.theirs}.{leaf}"] for leaf in ("weight", "bias"))
         if module.writes_width:
@@ -199,9 +200,9 @@ def to_ours(theirs: Arrays, model: ModelConfig, ids: Ids) -> dict[str, Any]:
             _put(params, (*module.ours, "kernel"), kernel)
     for table in _our_tables(model):
         rows = theirs[table.theirs][list(ids[table.side])][:, order]
-        _put(params, table.ours, np.pad(rows, ((0, model.vocab_size - len(rows)), (0, 0))))
+        _put(params, table.ours, np.pad(rows, ((0, vocab_size - len(rows)), (0, 0))))
     bias = theirs[BIAS][0, list(ids["target"])]
-    bias = np.pad(bias, (0, model.vocab_size - len(bias)), constant_values=NEVER)
+    bias = np.pad(bias, (0, vocab_size - len(bias)), constant_values=NEVER)
     if _copies_of_bos(ids["target"]):
         bias[BOS] = NEVER
     _put(params, ("output", "bias"), bias)
@@ -288,7 +289,7 @@ def _put(tree: dict[str, Any], path: Sequence[str], leaf: np.ndarray) -> None:
     tree[path[-1]] = leaf
 
 
-def _leaf(tree: Mapping[str, Any], path: Sequence[str]) -> np.ndarray:
+def _leaf(tree: Any, path: Sequence[str]) -> np.ndarray:
     for key in path:
         tree = tree[key]
     return tree

@@ -35,7 +35,11 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
     model, translates = run.config.model, run.config.model.architecture == "encoder_decoder"
     spec = ctranslate2_spec.build(model, on_host(run.params))
     source, target = (run.tokenizer.vocabulary_of(side) for side in ("source", "target"))
-    special = {"bos_token": target[BOS], "eos_token": target[EOS], "unk_token": target[UNK]}
+    special: dict[str, Any] = {
+        "bos_token": target[BOS],
+        "eos_token": target[EOS],
+        "unk_token": target[UNK],
+    }
     if translates:
         spec.register_source_vocabulary(source)
         spec.register_target_vocabulary(target)

@@ -88,7 +88,7 @@ def generation_settings(decode: DecodeConfig, *, limit: int) -> dict[str, Any]:
     Args:
       limit: the most decoding steps, the end symbol counted.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "max_length": limit + 1,  # with the start symbol
         "min_length": decode.min_length + 1,
         "num_beams": 1,

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class AttentionMap:
     key_tokens: Sequence[str]
     weights_NHTS: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         shape = np.shape(self.weights_NHTS)
         tokens = len(self.query_tokens), len(self.key_tokens)
         fits = len(shape) == 4 and shape[2:] == tokens
@@ -48,7 +49,7 @@ def visible(token: str) -> str:
     return "".join(shown) or "⟨⟩"
 
 
-def _thousandths(weights_NHTS: np.ndarray) -> list:
+def _thousandths(weights_NHTS: np.ndarray) -> list[Any]:
     return np.rint(np.asarray(weights_NHTS, np.float64) * 1000).astype(int).tolist()
 
 

@@ -7,12 +7,13 @@ counted from 0, as in the arrays.
 import io
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib import rcsetup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -23,10 +24,9 @@ from flaxformer_lite.system.storage import make_folder, place, write_whole
 
 # Okabe and Ito's palette, safe for colour-blind readers, without its yellow, too pale for lines.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.grid": True,
-    "axes.prop_cycle": matplotlib.cycler(linestyle=["-", "--", ":"])
-    * matplotlib.cycler(color=COLOURS),
+    "axes.prop_cycle": rcsetup.cycler(linestyle=["-", "--", ":"]) * rcsetup.cycler(color=COLOURS),
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 10,
@@ -39,7 +39,7 @@ STYLE = {
     "text.parse_math": False,  # a dollar sign in a token is a dollar sign
 }
 
-SPLITS = {  # line style of the curves of each split
+SPLITS: dict[str, dict[str, Any]] = {  # line style of the curves of each split
     "train": {"linestyle": "-", "linewidth": 0.8, "marker": ".", "markersize": 2},
     "validation": {"linestyle": "-", "linewidth": 1.6, "marker": "o", "markersize": 4},
     "test": {"linestyle": "none", "marker": "*", "markersize": 11, "markeredgecolor": "white"},
@@ -201,7 +201,7 @@ def metrics(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, over: str = "ste
     Raises:
       InputError: no record has a metric.
     """
-    x_of = {
+    x_of: Callable[[Mapping[str, Any]], float] = {
         "step": lambda record: record["step"],
         "minutes": lambda record: record["seconds"] / 60,
     }[over]

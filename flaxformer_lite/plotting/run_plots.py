@@ -5,18 +5,21 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
+from matplotlib.figure import Figure
 
 from flaxformer_lite import trained
 from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.fields import BOS, EOS
 from flaxformer_lite.model import positions as schemes
 from flaxformer_lite.model import transformer
+from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.plotting import attention_page, fonts, plots
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
@@ -75,7 +78,8 @@ def attention_maps(run: trained.Trained, text: str) -> list[attention_page.Atten
 
 
 def _layer(path: str) -> int:
-    return int(re.search(r"layers_(\d+)", path)[1])
+    (number,) = re.findall(r"layers_(\d+)", path)
+    return int(number)
 
 
 def attention(workdir: Path, text: str, output: Path) -> list[Path]:
@@ -93,43 +97,48 @@ def attention(workdir: Path, text: str, output: Path) -> list[Path]:
     return [*paths, page]
 
 
-def position_codes(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
+def position_codes(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
     """Returns the vectors (L, width) of each scheme that has one a position, by its name.
 
     'relative' has one an offset.
     """
     at_L = jnp.arange(POSITIONS)
-    even = lambda width: width + width % 2  # noqa: E731  (for the schemes that pair dimensions)
-    d_head = even(config.d_head or config.d_model // config.num_heads)
+    d_head = _even(config.d_head or config.d_model // config.num_heads)
     ones_1L1K = jnp.ones((1, POSITIONS, 1, d_head))
     rotated_1L1K = schemes.rotary(ones_1L1K, at_L[None], base=config.rope_base)
     learned = schemes.LearnedPositions(POSITIONS, config.d_model)
     relative = schemes.RelativeVectors(config)
     return {
-        "sinusoidal": schemes.sinusoidal(at_L, even(config.d_model)),
+        "sinusoidal": np.asarray(schemes.sinusoidal(at_L, _even(config.d_model))),
         **_tables(learned, "learned", "embedding", params, at_L[None]),
-        "rotary (of a vector of ones)": rotated_1L1K[0, :, 0],
+        "rotary (of a vector of ones)": np.asarray(rotated_1L1K[0, :, 0]),
         **_tables(relative, "relative", "key", params, method="score_bias"),
     }
 
 
-def position_curves(config: ModelConfig, params: dict) -> dict[str, np.ndarray]:
+def _even(width: int) -> int:
+    """Returns a width for the schemes that pair dimensions."""
+    return width + width % 2
+
+
+def position_curves(config: ModelConfig, params: Params) -> dict[str, np.ndarray]:
     """Returns the biases of each scheme that adds to the scores, by its name: (H, L).
 
     The offsets L are -POSITIONS to POSITIONS.
     """
     query_11, key_1L = jnp.zeros((1, 1), jnp.int32), jnp.arange(-POSITIONS, POSITIONS + 1)[None]
-    curves = {"alibi": schemes.alibi(query_11, key_1L, num_heads=config.num_heads)[0, :, 0]}
+    alibi = schemes.alibi(query_11, key_1L, num_heads=config.num_heads)
+    curves = {"alibi": np.asarray(alibi[0, :, 0])}
     t5 = schemes.PositionBias(dataclasses.replace(config, position="t5_bias"), bidirectional=True)
     for name, table_RH in _tables(t5, "position_bias", "embedding", params).items():
         bidirectional = "decoder" not in name or config.decoder == "masked"
-        bias = schemes.t5_bias(table_RH, query_11, key_1L, bidirectional=bidirectional)
-        curves[name.replace("position_bias", "t5_bias")] = bias[0, :, 0]
+        bias = schemes.t5_bias(jnp.asarray(table_RH), query_11, key_1L, bidirectional=bidirectional)
+        curves[name.replace("position_bias", "t5_bias")] = np.asarray(bias[0, :, 0])
     return curves
 
 
 def _tables(
-    module: nn.Module, scope: str, leaf: str, params: dict, *inputs, **options
+    module: nn.Module, scope: str, leaf: str, params: Params, *inputs: Any, **options: Any
 ) -> dict[str, np.ndarray]:
     """Returns the trained tables of `params` under `scope`, or else the initial one of `module`."""
     flat = traverse_util.flatten_dict(params, sep="/")
@@ -157,8 +166,9 @@ def schedule(workdir: Path, output: Path) -> list[Path]:
     """Writes the figure of the learning rate of every step of a run; returns the paths."""
     config = workdir_lib.read_config(workdir)
     step_N = np.arange(1, config.train.num_steps + 1)
-    sizes = {"d_model": config.model.d_model, "num_steps": config.train.num_steps}
-    rates = {config.optim.schedule: np.asarray(optim.learning_rate(step_N, config.optim, **sizes))}
+    d_model, num_steps = config.model.d_model, config.train.num_steps
+    rate_N = optim.learning_rate(step_N, config.optim, d_model=d_model, num_steps=num_steps)
+    rates = {config.optim.schedule: np.asarray(rate_N)}
     return _save({"schedule": plots.schedule(rates)}, output)
 
 
@@ -182,7 +192,7 @@ def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
     return _save(figures, output)
 
 
-def _save(figures: Mapping[str, plots.Figure], output: Path) -> list[Path]:
+def _save(figures: Mapping[str, Figure], output: Path) -> list[Path]:
     fonts.choose(figures.values())
     with _output_errors(output):
         return [

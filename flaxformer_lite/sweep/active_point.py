@@ -47,7 +47,7 @@ class ActivePoint:
         self._run: Run | None = None
         self._start()
 
-    def _start(self) -> None:
+    def _start(self) -> Run:
         """Starts the run of the next seed; after an OSError the next `has_ended` tries again."""
         self._run = None
         seed, self._log_size, self._first_step = self._seeds[0], -1, self._step
@@ -56,7 +56,8 @@ class ActivePoint:
         # Each run is one process, even if a pod or Slurm reports several to the worker.
         arguments += ["--num_processes=1"]
         lock = self._folder.path / "lock"
-        self._run = Run(arguments, log=self._folder.log(seed), lock=lock, env=self.env)
+        self._run = run = Run(arguments, log=self._folder.log(seed), lock=lock, env=self.env)
+        return run
 
     def stop(self) -> None:
         """Makes the run save its state and end."""
@@ -78,20 +79,19 @@ class ActivePoint:
         """Checks on the run; returns True once the point has a final state or is `lost`."""
         if self._finished or self.lost:
             return True
-        if self._run is None:
-            self._start()
-        code = self._run.code
+        run = self._start() if self._run is None else self._run
+        code = run.code
         if code is None and time.monotonic() - self._checked < LOG_INTERVAL:
             return False
         self._checked = time.monotonic()
         if not self._study.renew(self.claim):
             self.lost = True
-            self._run.kill()
+            run.kill()
             return True
         self._read_log()
-        return code is not None and self._run_ended(code)
+        return code is not None and self._run_ended(run, code)
 
-    def _run_ended(self, code: int) -> bool:
+    def _run_ended(self, run: Run, code: int) -> bool:
         """Ends the point, or starts its next run, after a run has ended with exit code `code`."""
         if self._pruned:
             return self._end(PRUNED, f"after step {max(self._reported)}")
@@ -100,10 +100,10 @@ class ActivePoint:
             self._start()
             return False
         if code:
-            return self._end(FAILED, self._run.reason())
+            return self._end(FAILED, run.reason())
         objective = self._settings.objective
         if objective not in (self._folder.result(self._seeds[0], self._settings) or {}):
-            return self._end(FAILED, f"no evaluation has a finite {objective}; see {self._run.log}")
+            return self._end(FAILED, f"no evaluation has a finite {objective}; see {run.log}")
         if len(self._seeds) == 1:
             return self._end(COMPLETE)
         self._seeds.pop(0)
@@ -134,7 +134,7 @@ class ActivePoint:
                 self._reported.add(step)
                 if prune and step < self._point.config.train.num_steps:
                     self._pruned = True
-                    self._run.stop()
+                    self.stop()
 
     def _end(self, state: str, reason: str = "") -> bool:
         """Writes the final state to the folder; returns True.

@@ -87,7 +87,7 @@ def _study_options(request: SweepRequest, swept: Sweep, sweep_id: str) -> StudyO
     settings = swept.settings
     return StudyOptions(
         name=request.study if request.storage else JOURNAL_STUDY,
-        points=settings.trials if swept.points is None else len(swept.points),
+        points=(settings.trials or 0) if swept.points is None else len(swept.points),
         sweep=sweep_id,
         storage=request.storage,
         minimize=settings.minimizes,

@@ -26,7 +26,8 @@ class Run:
         """
         self.log, self._log_start = log, log.stat().st_size if log.exists() else 0
         self._stop_time: float | None = None
-        child_end, self._lifeline = os.pipe()
+        child_end, lifeline = os.pipe()
+        self._lifeline: int | None = lifeline
         command = [*TRAIN, str(child_end), str(lock), *arguments]
         try:
             with log.open("ab") as output:
@@ -41,7 +42,7 @@ class Run:
                     start_new_session=True,
                 )
         except OSError:
-            os.close(self._lifeline)
+            os.close(lifeline)
             raise
         finally:
             os.close(child_end)
@@ -74,7 +75,9 @@ class Run:
 
     def reason(self) -> str:
         """Returns why the run has failed, from its exit code and its part of the log."""
-        return failure_reason(self.code, self.log, self._log_start)
+        code = self.code
+        assert code is not None, "the run has not ended"
+        return failure_reason(code, self.log, self._log_start)
 
     def _close_lifeline(self) -> None:
         """Closes this end of the pipe, if it is still open."""

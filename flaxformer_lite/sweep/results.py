@@ -144,12 +144,11 @@ class SweepFolder:
     def settings(self) -> Settings:
         """Returns the sweep's settings."""
         given = self.read()["settings"]
-        return Settings(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in given.items()
-            }
-        )
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in given.items()
+        }
+        return Settings(**values)
 
     def rows(self) -> list[Row]:
         """Returns every point that is listed or was started."""
@@ -216,7 +215,7 @@ class PointFolder:
     def result(self, seed: int, settings: Settings) -> dict[str, float] | None:
         """Returns the metrics of a run's best evaluation, or None."""
         run = read_run(self.workdir(seed), seed, settings)
-        return run and run.values
+        return None if run is None else run.values
 
 
 def read_run(workdir: Path, seed: int, settings: Settings) -> RunResult | None:

@@ -16,7 +16,7 @@ import random
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ml_collections import config_dict
 
@@ -161,7 +161,7 @@ def _read_settings(given: Any, file: Path) -> Settings:
             raise InputError(
                 f"{file}: SWEEP[{name!r}]: there is no such setting{did_you_mean(name, fields)}"
             )
-    values = {
+    values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
     for name, kind in (("seeds", int), ("columns", str)):
@@ -276,7 +276,9 @@ def _enumerate(space: Callable[[Any], Point], file: Path) -> tuple[list[Point], 
 
     An incomplete list holds the ends of continuous ranges, and points sampled at random.
     """
-    points, errors, whole, path = [], [], True, []
+    points: list[Point] = []
+    errors: list[str] = []
+    whole, path = True, cast(list[int] | None, [])
     choices: dict[str, tuple[Any, ...]] = {}
 
     def visit(walk: Walk) -> None:

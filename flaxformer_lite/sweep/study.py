@@ -14,7 +14,7 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +250,7 @@ class Study:
 def _open(folder: Path, options: StudyOptions) -> tuple[optuna.storages.BaseStorage, optuna.Study]:
     """Returns the storage and the study; raises InputError if it belongs to another sweep."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    pruners = {
+    pruners: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
         "none": optuna.pruners.NopPruner,
         "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=4),
         "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(

@@ -1,7 +1,6 @@
 """The storage of a study: a database, or a journal file in the sweep's folder."""
 
 import contextlib
-import itertools
 import os
 import re
 import time
@@ -33,7 +32,9 @@ def open_study(
     Raises:
       InputError: the storage cannot be used.
     """
-    for attempt in itertools.count(1):
+    attempt = 0
+    while True:
+        attempt += 1
         storage = None
         try:
             storage = _open_storage(folder, url)
@@ -74,7 +75,9 @@ def _open_storage(folder: Path, url: str | None) -> optuna.storages.BaseStorage:
             raise InputError("a database in memory ends with this process, and so would the sweep")
         return optuna.storages.RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     path = folder / JOURNAL
-    return optuna.storages.JournalStorage(JournalFileBackend(str(path), JournalLock(path)))
+    # Optuna exports no base class of locks
+    backend = JournalFileBackend(str(path), JournalLock(path))  # type: ignore[arg-type]
+    return optuna.storages.JournalStorage(backend)
 
 
 def _is_in_memory(url: sqlalchemy.URL) -> bool:

@@ -68,7 +68,7 @@ def by_parameter(
 @matplotlib.rc_context(STYLE)
 def importance(shares: Mapping[str, float], objective: str) -> Figure:
     """Plots each parameter's share in the variation of the objective, the largest on top."""
-    names = sorted(shares, key=shares.get)
+    names = sorted(shares, key=shares.__getitem__)
     figure, (panel,) = new_panels(1, columns=1, width=6, height=0.35 * len(names) + 1)
     panel.barh(names, [shares[name] for name in names], color=COLOURS[0])
     panel.set(xlabel=f"importance for {objective}", xlim=(0, 1))

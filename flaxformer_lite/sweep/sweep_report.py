@@ -76,7 +76,8 @@ def columns(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> dic
 
     def mean_over_runs(value: Callable[[Any], float | None]) -> Callable[[Row], float | None]:
         def mean(row: Row) -> float | None:
-            values = [value(run) for run in row.runs if value(run) is not None]
+            every = [value(run) for run in row.runs]
+            values = [each for each in every if each is not None]
             return sum(values) / len(values) if values else None
 
         return mean
@@ -84,12 +85,12 @@ def columns(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> dic
     table: dict[str, Callable[[Row], Any]] = {"point": lambda row: row.number}
     for kind in ("notes", "params"):
         for name in dict.fromkeys(name for row in rows for name in getattr(row, kind)):
-            table[name] = lambda row, kind=kind, name=name: getattr(row, kind).get(name)
+            table[name] = functools.partial(_entry, kind, name)
     table |= {"state": lambda row: row.state, "seeds": lambda row: len(row.runs)}
     for metric in dict.fromkeys((settings.objective, *settings.columns)):
-        table[metric] = lambda row, metric=metric: _number(row.mean(metric))
+        table[metric] = functools.partial(_mean, metric)
         if len(settings.seeds) > 1:
-            table[f"{metric} ±"] = lambda row, metric=metric: _number(row.spread(metric))
+            table[f"{metric} ±"] = functools.partial(_spread, metric)
     table |= {
         "best_step": lambda row: " ".join(str(run.best_step) for run in row.runs) or None,
         "parameters": parameters,
@@ -135,6 +136,18 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:,}" if name == "parameters" else str(value).replace("|", "\\|")
 
 
+def _entry(kind: str, name: str, row: Row) -> Any:
+    return getattr(row, kind).get(name)
+
+
+def _mean(metric: str, row: Row) -> float | None:
+    return _number(row.mean(metric))
+
+
+def _spread(metric: str, row: Row) -> float | None:
+    return _number(row.spread(metric))
+
+
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -156,7 +169,10 @@ def _runs_csv(rows: Sequence[Row]) -> str:
     """Returns one line for each run: point, seed, and all metrics of its best evaluation."""
     runs = [(row, run) for row in rows for run in row.runs]
     metrics = list(dict.fromkeys(name for _, run in runs for name in run.values))
-    table = {"point": [row.number for row, _ in runs], "seed": [run.seed for _, run in runs]}
+    table: dict[str, list[Any]] = {
+        "point": [row.number for row, _ in runs],
+        "seed": [run.seed for _, run in runs],
+    }
     table["best_step"] = [run.best_step for _, run in runs]
     table |= {name: [run.values.get(name) for _, run in runs] for name in metrics}
     table[TIMES[0]] = [run.tokens_per_second for _, run in runs]

@@ -21,7 +21,8 @@ class Walk:
         self.params: dict[str, Any] = {}
         self.choices: dict[str, tuple[Any, ...]] = {}  # of each categorical parameter
         self.whole = True  # whether the options are all possible values
-        self._path, self._rng, self._counts = path, rng, []
+        self._path, self._rng = path, rng
+        self._counts: list[int] = []
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """Returns one of `choices`: strings, numbers, True, False or None."""

@@ -140,7 +140,7 @@ class Worker:
     def _report_end(self, claim: Claim) -> None:
         """Reports the final state of a point to the study and on the board."""
         settings, folder = self._sweep.settings, self._folder.point(claim.point)
-        record, value = folder.read(), None
+        record, value = folder.read() or {}, None
         if record["state"] == COMPLETE:
             value = statistics.fmean(
                 run.values[settings.objective] for run in folder.runs(settings)
