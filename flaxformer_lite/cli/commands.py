@@ -3,7 +3,9 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from flaxformer_lite.cli import run_flags, train_flags
 from flaxformer_lite.cli.parser import (
@@ -130,7 +132,9 @@ def evaluate(arguments: Sequence[str]) -> int:
         )
     output = request.output or workdir.Workdir(request.workdir).samples
     run = trained.with_decode(run, request.decode)
-    source = dict(run=request.workdir, split=request.split, config=run.config, origin=run.origin)
+    source: dict[str, Any] = dict(
+        run=request.workdir, split=request.split, config=run.config, origin=run.origin
+    )
     if run.config.model.architecture == "encoder_decoder":
         saved_evaluation.check_folder(output)
     if request.output:  # the run's own folder may be a copy, with the results of another workdir
@@ -170,7 +174,7 @@ def score(arguments: Sequence[str]) -> int:
     scoring.check_counts({name: len(lines) for name, lines in texts.items()})
     hypotheses, *references = list(texts.values())
     baseline = [references.pop()] if request.baseline else []
-    settings: dict[str, object] = dict(request.settings)
+    settings: dict[str, Any] = dict(request.settings)
     if not settings["tokenized"]:
         settings["tokenizer"] = request.tokenizer or scoring.tokenizer_for(request.language)
         if settings["tokenizer"] == scoring.DEFAULT_TOKENIZER != request.tokenizer:
@@ -187,7 +191,7 @@ def score(arguments: Sequence[str]) -> int:
             [*baseline, hypotheses], references, **settings, **request.resampling
         )
         print(
-            run_report.comparison(*others, scores)
+            run_report.comparison(others[0], scores)
             if others
             else run_report.table(scores.values, scores.intervals)
         )
@@ -260,13 +264,13 @@ def plot(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite.plotting import run_plots
 
-    plot_kind = {
+    plots: dict[str, Callable[[], list[Path]]] = {
         "attention": lambda: run_plots.attention(request.workdirs[0], request.text, request.output),
         "positions": lambda: run_plots.positions(request.workdirs[0], request.output),
         "schedule": lambda: run_plots.schedule(request.workdirs[0], request.output),
         "metrics": lambda: run_plots.metrics(request.workdirs, request.output),
-    }[request.kind]
-    print(*plot_kind(), sep="\n")
+    }
+    print(*plots[request.kind](), sep="\n")
     return 0
 
 

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import config_dict
@@ -51,8 +51,8 @@ class ExportRequest(NamedTuple):
     output: Path
     quantization: str
     license: str | None
-    model: dict[str, str]  # `average` and `parameters`, if they are given
-    decode: dict[str, object]  # fields of DecodeConfig that are given
+    model: dict[str, Any]  # `average` and `parameters`, if they are given
+    decode: dict[str, Any]  # fields of DecodeConfig that are given
 
 
 def parse_import(arguments: Sequence[str]) -> ImportRequest:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -33,11 +33,11 @@ class EvaluateRequest(NamedTuple):
     workdir: Path
     split: str
     references: list[Path]  # replace those of the split, if there are any
-    resampling: dict[str, int]  # `bootstrap` and `seed`, if they are given
+    resampling: dict[str, Any]  # `bootstrap` and `seed`, if they are given
     files: dict[str, tuple[str, ...]]  # where the files of a split are now, if they are given
     output: Path | None  # a folder; None: the samples folder of the run
-    model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they are given
-    decode: dict[str, object]  # fields of DecodeConfig that are given
+    model: dict[str, Any]  # `average`, `parameters` and `ensemble`, if they are given
+    decode: dict[str, Any]  # fields of DecodeConfig that are given
 
 
 class ScoreRequest(NamedTuple):
@@ -49,7 +49,7 @@ class ScoreRequest(NamedTuple):
     language: str | None  # of the texts, if it is given or the files' names end in one
     settings: dict[str, bool]  # `tokenized`, `lowercase` and `ter`
     baseline: Path | None
-    resampling: dict[str, int]  # `bootstrap` and `seed`, if they are given
+    resampling: dict[str, Any]  # `bootstrap` and `seed`, if they are given
 
 
 class TranslateRequest(NamedTuple):
@@ -57,12 +57,12 @@ class TranslateRequest(NamedTuple):
 
     workdir: Path
     job: LineJob
-    lines: dict[str, object]  # `prefix`, `n_best` and `long`
-    decode: dict[str, object]  # fields of DecodeConfig that are given
-    model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they are given
+    lines: dict[str, Any]  # `prefix`, `n_best` and `long`
+    decode: dict[str, Any]  # fields of DecodeConfig that are given
+    model: dict[str, Any]  # `average`, `parameters` and `ensemble`, if they are given
 
     @property
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """The settings that affect the output, beside the model and the input."""
         lines = {f"--{name}": value for name, value in self.lines.items()}
         return {"command": "translate", "--window": self.job.window, **lines}
@@ -73,10 +73,10 @@ class ClassifyRequest(NamedTuple):
 
     workdir: Path
     job: LineJob
-    model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they are given
+    model: dict[str, Any]  # `average`, `parameters` and `ensemble`, if they are given
 
     @property
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """The settings that affect the output, beside the model and the input."""
         return {"command": "classify", "--window": self.job.window}
 
@@ -86,10 +86,10 @@ class GenerateRequest(NamedTuple):
 
     workdir: Path
     prompt: str
-    count: int
-    decode: dict[str, object]  # fields of DecodeConfig that are given
+    count: int  # type: ignore[assignment]  # in place of the method of tuples
+    decode: dict[str, Any]  # fields of DecodeConfig that are given
     output: Path | None  # None: standard output
-    model: dict[str, object]  # `average`, `parameters` and `ensemble`, if they are given
+    model: dict[str, Any]  # `average`, `parameters` and `ensemble`, if they are given
 
 
 class PlotRequest(NamedTuple):
@@ -188,7 +188,7 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
         references=references,
         tokenizer=values.tokenize,
         language=values.language or _language([place(values.hypotheses), *references]),
-        settings={name: values[name].value for name in ("tokenized", "lowercase", "ter")},
+        settings={name: bool(values[name].value) for name in ("tokenized", "lowercase", "ter")},
         baseline=_place_or_none(values.baseline),
         resampling=_resampling(values),
     )
@@ -284,7 +284,7 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
         "       plot positions|schedule --workdir=W [--output=D]\n"
         "       plot metrics W1 [W2 ...] [--output=D]"
     )
-    words = [] if kind == "metrics" else None
+    words: list[str] | None = [] if kind == "metrics" else None
     values = parser.parse(rest, define, usage=usage, words=words)
     folders = [place(word) for word in words or ()]
     if kind not in PLOTS:
@@ -332,10 +332,10 @@ def _job(values: flags.FlagValues) -> LineJob:
                 f"--{flag}: expected a file on disk, got {values[flag].value}; copy it by hand."
             )
     # '-' is the standard stream, as for every Unix tool
-    paths = (
+    source, target = (
         None if path in (None, "", "-") else place(path) for path in (values.input, values.output)
     )
-    return LineJob(*paths, values.window, values.restart, values.progress)
+    return LineJob(source, target, values.window, values.restart, values.progress)
 
 
 def _references(values: flags.FlagValues) -> list[Path]:

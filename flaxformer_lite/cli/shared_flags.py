@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -67,7 +67,7 @@ def define_decode(values: flags.FlagValues) -> None:
         define[kind](name, None, text)
 
 
-def decode_given(values: flags.FlagValues) -> dict[str, object]:
+def decode_given(values: flags.FlagValues) -> dict[str, Any]:
     """Returns the fields of `DecodeConfig` that are given."""
     return {name: values[name].value for name in DECODE if values[name].value is not None}
 
@@ -90,7 +90,7 @@ def define_together(values: flags.FlagValues) -> None:
     define.strings("ensemble", None, ensemble)
 
 
-def model_given(values: flags.FlagValues) -> dict[str, object]:
+def model_given(values: flags.FlagValues) -> dict[str, Any]:
     """Returns `average`, `parameters`, `ensemble` and `tensor`, if they are given.
 
     Raises:
@@ -115,7 +115,10 @@ def listed(given: Sequence[str]) -> list[str]:
 
     A value that names an existing file or folder is that one, commas included.
     """
-    is_file = lambda value: not in_bucket(value) and expanded(value).exists()  # noqa: E731
+
+    def is_file(value: str) -> bool:
+        return not in_bucket(value) and expanded(value).exists()
+
     return [
         name
         for value in given

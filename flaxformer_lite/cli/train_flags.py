@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -36,7 +36,7 @@ class PlanRequest(NamedTuple):
     accelerator: str
     decode: bool  # plan decoding, not a training step
     all: bool  # plan every batch shape, not only the longest
-    options: dict[str, object]  # `slices` and `utilization`, if they are given
+    options: dict[str, Any]  # `slices` and `utilization`, if they are given
 
 
 def parse_train(arguments: Sequence[str]) -> TrainRequest:

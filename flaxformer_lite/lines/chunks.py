@@ -73,13 +73,18 @@ def join(texts: Sequence[str], segments: Sequence[Segment]) -> str:
     """
     joined = ""
     for text, segment in zip(texts, segments, strict=True):
-        bare = not joined or not text or segment.within_word
-        bare = bare or UNSPACED.match(joined[-1]) or UNSPACED.match(text[0])
+        bare = (
+            not joined
+            or not text
+            or segment.within_word
+            or UNSPACED.match(joined[-1])
+            or UNSPACED.match(text[0])
+        )
         joined += text if bare else f" {text}"
     return joined
 
 
-def _nearest_middle(text: str, pattern: re.Pattern) -> int | None:
+def _nearest_middle(text: str, pattern: re.Pattern[str]) -> int | None:
     """Returns the end of the match nearest to the middle of `text`; None without an inner match."""
     start, end = len(text) - len(text.lstrip()), len(text.rstrip())
     positions = (match.end() for match in pattern.finditer(text))
@@ -113,8 +118,8 @@ def _between_characters(text: str, position: int) -> bool:
     if "\u1100" <= left <= "\u11ff" and "\u1160" <= right <= "\u11ff":  # parts of a Korean syllable
         return False
     if _is_regional(left) and _is_regional(right):  # a flag is two of these
-        run = re.search("[\U0001f1e6-\U0001f1ff]+$", text[:position])[0]
-        return len(run) % 2 == 0
+        run = re.search("[\U0001f1e6-\U0001f1ff]*$", text[:position])
+        return run is None or len(run[0]) % 2 == 0
     return (left, right) != ("\r", "\n")
 
 

@@ -80,7 +80,7 @@ def _open(job: LineJob, reader: LineReader, asked: Callable[[], Mapping[str, Any
     try:
         if is_stream(path):  # nothing to rename
             return _Stream(path.open("wb"), path)
-        return _ResumableFile(job, reader, asked())
+        return _ResumableFile(job, path, reader, asked())
     except OSError as error:
         raise _unwritable(path, error) from error
 
@@ -95,7 +95,7 @@ class _Stream:
     def __enter__(self) -> "_Stream":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._path is not None:
             self._close(kind)
 
@@ -122,11 +122,11 @@ class _Stream:
 class _ResumableFile(_Stream):
     """A file that is written under a partial name until it is complete, with a progress record."""
 
-    def __init__(self, job: LineJob, reader: LineReader, asked: Mapping[str, Any]):
+    def __init__(self, job: LineJob, output: Path, reader: LineReader, asked: Mapping[str, Any]):
         """Opens the partial file, and skips in `reader` the lines that are done."""
-        path = behind_links(job.output)
+        self._target = path = behind_links(output)
         packed = {} if compressor(path) is bytes else {"--output": path.suffix.lower()}
-        self._asked, self._lines = json.loads(json.dumps(asked | packed)), 0
+        self._asked, self._lines = json.loads(json.dumps({**asked, **packed})), 0
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         self._partial = path.with_name(f"{path.name}.partial")
@@ -214,7 +214,7 @@ class _ResumableFile(_Stream):
             os.fsync(self._file.fileno())
             self._write_record(reader.done(), written=self._file.tell())
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable(self._target, error) from error
         self._lines = reader.lines
 
     def _write_record(self, done: Mapping[str, Any], *, written: int) -> None:
@@ -230,12 +230,12 @@ class _ResumableFile(_Stream):
             if not self._file.tell():
                 self._file.write(self._compress(b""))
                 self._file.flush()
-            self._partial.replace(self._path)
+            self._partial.replace(self._target)
             self._record.unlink(missing_ok=True)
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable(self._target, error) from error
 
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._lines:
             note = (
                 f"note: {self._lines:,} lines are kept in {self._partial}; the same command "
@@ -276,7 +276,7 @@ class _Progress:
     def __enter__(self) -> "_Progress":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.close()
 
     def update(self) -> None:

@@ -113,7 +113,7 @@ class LineReader:
     def __enter__(self) -> "LineReader":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._path:
             self._file.close()
 
@@ -147,7 +147,8 @@ class LineReader:
             yield Window(lines, first, f"{name}, line")
 
     def _window(self, most: int) -> Sequence[bytes]:
-        lines, free = [], WINDOW_BYTES
+        lines: list[bytes] = []
+        free = WINDOW_BYTES
         while len(lines) < most and not self._ended:  # a terminal's end of input comes only once
             line = self._ahead or self._read(self._file.readline, WINDOW_BYTES + 1)
             self._ahead = b""

@@ -111,7 +111,8 @@ class MetricsWriter:
           started: the time of this start, by `time.monotonic()`; None: now.
           publish: copies the folder to the workdir of the run.
         """
-        self._file = self._events = None
+        self._file: int | None = None
+        self._events: Any = None
         self._publish = publish
         self._started = time.monotonic() if started is None else started
         if enabled:
@@ -136,7 +137,7 @@ class MetricsWriter:
         """
         if self._file is None:
             return
-        words = {"seconds": round(self.elapsed(), 1)}
+        words: dict[str, Any] = {"seconds": round(self.elapsed(), 1)}
         words |= {} if parameters is None else {"parameters": parameters}
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, "split": split, **words, **finite}) + "\n"

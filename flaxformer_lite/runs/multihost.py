@@ -54,7 +54,8 @@ def together(function: Callable[[], Result]) -> Result:
     """
     if jax.process_count() == 1:
         return function()
-    result, problem, bug = None, None, None
+    result: Any = None
+    problem, bug = None, None
     try:
         result = function()
     except Refused:  # already raised in all, within `function`

@@ -18,6 +18,7 @@ from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import (
     NO_LOCKS,
     absolute,
+    bucket_size,
     check_bucket,
     check_utf8,
     in_bucket,
@@ -111,7 +112,7 @@ class Workdir:
         for file in sorted(self.logs.rglob("*"), key=metrics_first):
             copy = self.path / file.relative_to(self.logs)
             try:
-                copied = copy.exists() and copy.stat().length == file.stat().st_size
+                copied = copy.exists() and bucket_size(copy) == file.stat().st_size
                 if file.is_file() and not copied:
                     write_whole(copy, file.read_bytes())
             except Exception as error:  # a network failure must not stop training

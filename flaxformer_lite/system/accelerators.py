@@ -77,7 +77,8 @@ MIG = " MIG "  # in the name of a part of a GPU
 def peak(devices: Iterable[jax.Device]) -> float | None:
     """Returns the bfloat16 FLOPs a second of all `devices` together; None if one is unknown."""
     names = [name_of(device) for device in devices]
-    return None if None in names else sum(ACCELERATORS[name].flops for name in names)
+    known = [ACCELERATORS[name].flops for name in names if name is not None]
+    return sum(known) if len(known) == len(names) else None
 
 
 def name_of(device: jax.Device) -> str | None:

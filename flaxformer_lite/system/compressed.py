@@ -14,7 +14,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from flaxformer_lite.system.errors import InputError, is_of_a_disk
 
@@ -28,7 +28,7 @@ class Format(NamedTuple):
 
     suffix: str
     starts: Callable[[bytes], bool]  # whether the first bytes of a file are those of this format
-    reader: Callable[[BinaryIO], BinaryIO]
+    reader: Callable[[Any], Any]  # a compressed stream -> the stream of its content
     compress: Callable[[bytes], bytes]
 
 
@@ -98,18 +98,21 @@ def decompressed(file: BinaryIO, close: Callable[[], None] = lambda: None) -> Bi
     Args:
       close: is called when the decompressed stream is closed.
     """
-    file = file if hasattr(file, "peek") else io.BufferedReader(file)
-    head = file.peek(16)[:16]
+    buffered = cast(
+        io.BufferedReader,
+        file if hasattr(file, "peek") else io.BufferedReader(cast(io.RawIOBase, file)),
+    )
+    head = buffered.peek(16)[:16]
     for each in FORMATS:
         if each.starts(head):
-            return io.BufferedReader(_Decompressed(each.reader(file), close), CHUNK)
-    return file
+            return io.BufferedReader(_Decompressed(each.reader(buffered), close), CHUNK)
+    return buffered
 
 
 class _Decompressed(io.RawIOBase):
     """A decompressed stream."""
 
-    def __init__(self, stream: BinaryIO, close: Callable[[], None]):
+    def __init__(self, stream: Any, close: Callable[[], None]):
         self._stream, self._close = stream, close
 
     def readable(self) -> bool:

@@ -44,7 +44,7 @@ def is_of_a_path(error: OSError) -> bool:
     return error.errno in OF_A_PATH and error.filename is not None
 
 
-def raise_unreachable(path: os.PathLike, cause: BaseException) -> None:
+def raise_unreachable(path: os.PathLike[str], cause: BaseException) -> None:
     """Raises OSError if a disk or a permission made the read fail: the files may be intact.
 
     TensorStore has the system's code of the error in its text.

@@ -53,8 +53,7 @@ def _checked(given: Iterable[object], item: str) -> Iterator[str]:
 
 def whole_number(given: object, *, name: str, least: int = 1) -> int:
     """Returns `given`, an int of `least` or more; raises InputError if it is not one."""
-    is_whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
-    if not is_whole or given < least:
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or given < least:
         raise InputError(f"expected a whole number, {least} or more, got {given!r}.", where=name)
     return int(given)
 

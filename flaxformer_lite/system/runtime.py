@@ -9,6 +9,7 @@ import re
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -95,7 +96,7 @@ def has_other_accelerator() -> bool:
         return False
     names = {
         path.name
-        for folder in plugins.submodule_search_locations
+        for folder in plugins.submodule_search_locations or ()
         for path in Path(folder).glob("[!_]*")
     }
     for_gpus = all(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
@@ -109,8 +110,9 @@ def _any_device(*patterns: str) -> bool:
 
 def cpu_devices() -> int:
     """Returns the number of CPU devices of JAX, from its option or from XLA_FLAGS."""
-    if jax.config.jax_num_cpu_devices >= 0:  # has priority
-        return jax.config.jax_num_cpu_devices
+    options: Any = jax.config  # JAX adds an attribute for each option
+    if options.jax_num_cpu_devices >= 0:  # has priority
+        return options.jax_num_cpu_devices
     forced = re.findall(
         r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
     )

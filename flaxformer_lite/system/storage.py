@@ -20,7 +20,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # error codes of a di
 BUCKETS = "gs://"
 
 
-def place(name: str | os.PathLike) -> Path:
+def place(name: str | os.PathLike[str]) -> Path:
     """Returns `name` as a `pathlib.Path`, or gs://bucket/folder as a path with the same methods.
 
     Raises:
@@ -60,7 +60,7 @@ def expanded(name: str) -> Path:
         raise InputError(f"{name}: there is no such user; check the name after '~'.") from error
 
 
-def in_bucket(path: Path) -> bool:
+def in_bucket(path: str | Path) -> bool:
     """Whether `path` is in a bucket."""
     return os.fspath(path).startswith(BUCKETS)
 
@@ -109,12 +109,17 @@ def locked(file: Path) -> Iterator[None]:
         yield
 
 
+def bucket_size(file: Path) -> int:
+    """Returns the number of bytes of a file in a bucket."""
+    return epath.Path(file).stat().length
+
+
 def _copy_tree(source: Path, target: Path) -> None:
     for entry in source.iterdir():
         copy = target / entry.name
         if entry.is_dir():
             _copy_tree(entry, copy)
-        elif entry.exists() and not (copy.exists() and copy.stat().st_size == entry.stat().length):
+        elif entry.exists() and not (copy.exists() and copy.stat().st_size == bucket_size(entry)):
             # `entry.exists()` skips names without a file, by which some tools mark folders.
             target.mkdir(parents=True, exist_ok=True)
             partial = copy.with_name(f"{copy.name}.partial")
@@ -185,7 +190,7 @@ def remove_tree(folder: Path) -> None:
     """Removes `folder` and its contents, if it exists."""
     if in_bucket(folder):
         if folder.exists():
-            folder.rmtree()
+            epath.Path(folder).rmtree()
     else:
         shutil.rmtree(folder, ignore_errors=True)
 
