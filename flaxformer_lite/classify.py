@@ -26,6 +26,7 @@ class Classifier:
 
     def __init__(self, run: trained.Trained):
         self.run = run
+        self._names = run.label_names or []
         self._logits = jax.jit(run.model.apply)
 
     def __call__(
@@ -43,10 +44,7 @@ class Classifier:
         texts = given.texts(texts)
         probability_NC = self.probabilities(texts, name=name, numbers=numbers)
         best_N = probability_NC.argmax(axis=1)
-        return [
-            self.run.label_names[best] if text else ""
-            for text, best in zip(texts, best_N, strict=True)
-        ]
+        return [self._names[best] if text else "" for text, best in zip(texts, best_N, strict=True)]
 
     def probabilities(
         self, texts: Sequence[str], *, name: str = "text", numbers: Sequence[int] | None = None
@@ -56,7 +54,7 @@ class Classifier:
             np.concatenate([[BOS], ids]).astype(np.int32)
             for ids in self.run.encode(given.texts(texts), name=name, numbers=numbers)
         ]
-        probability_NC = np.zeros((len(rows), len(self.run.label_names)), np.float32)
+        probability_NC = np.zeros((len(rows), len(self._names)), np.float32)
         # Texts of the same padded length share batches, so that the probabilities of a text do not
         # depend on other texts.
         of_length = collections.defaultdict(list)
@@ -88,7 +86,13 @@ def load(
     Raises:
       InputError: the folder contains no run, no readable checkpoint or no classifier.
     """
-    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
-    return Classifier(
-        trained.load(workdir, command="classify", architecture="encoder_classifier", **chosen)
+    run = trained.load(
+        workdir,
+        command="classify",
+        architecture="encoder_classifier",
+        average=average,
+        parameters=parameters,
+        ensemble=ensemble,
+        tensor=tensor,
     )
+    return Classifier(run)

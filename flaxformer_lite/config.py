@@ -197,7 +197,8 @@ def _with_model_size(config: Config, field: str, size: int | None, *, whose: str
     given = getattr(config.model, field)
     if given not in (None, size):
         raise InputError(f"config.model.{field}: expected {size}, {whose}, or unset; got {given}.")
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, **{field: size}))
+    changed: dict[str, Any] = {field: size}
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **changed))
 
 
 def _check_names(prefix: str, given: Iterable[str], valid: Iterable[str]) -> None:
@@ -253,7 +254,8 @@ def _plain_type(hint: Any) -> type:
     """Returns int for `int | None`, and tuple for `tuple[int, ...]`."""
     for option in typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,):
         if option is not types.NoneType:
-            return typing.get_origin(option) or option
+            plain: type = typing.get_origin(option) or option
+            return plain
     raise AssertionError(hint)
 
 
@@ -276,11 +278,10 @@ def _check_value(name: str, value: Any, hint: Any) -> Any:
         and isinstance(value, tuple)
         and not all(type(item) is item_type for item in value)
     )
-    if type(value) is not plain or wrong_item:
-        wanted = f"a tuple of {item_type.__name__}" if plain is tuple else plain.__name__
-        raise InputError(
-            f"config.{name}: expected {wanted}, got {value!r} ({type(value).__name__})."
-        )
+    kind = type(value)
+    if kind is not plain or wrong_item:
+        wanted = plain.__name__ if item_type is None else f"a tuple of {item_type.__name__}"
+        raise InputError(f"config.{name}: expected {wanted}, got {value!r} ({kind.__name__}).")
     if name in CHOICES and value not in CHOICES[name]:
         raise InputError(
             f"config.{name}: {value!r} is not a choice{did_you_mean(value, CHOICES[name])}"

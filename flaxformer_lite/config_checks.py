@@ -266,7 +266,7 @@ def _check_training(config: Config) -> None:
         _check_average(config.train)
 
 
-def parse_average(name: str, text: str) -> tuple[str, int]:
+def parse_average(name: str, text: object) -> tuple[str, int]:
     """Returns ('last', 5) for 'last:5', and ('best', 5) for 'best:5'.
 
     Raises:
@@ -288,11 +288,11 @@ def _check_average(train: TrainConfig) -> None:
             f"config.train.average: {train.average!r} needs {count} checkpoints, and "
             f"train.{field} = {getattr(train, field)} keeps fewer; set train.{field} to {count}."
         )
-    steps, made_every = train.num_steps, (train.eval_every,)
+    steps, made_every = train.num_steps, [train.eval_every]
     if train.patience is not None:
         steps = min(steps, (train.patience + 1) * train.eval_every)  # the earliest stop
     if which == "last":
-        made_every += (train.checkpoint_every,)
+        made_every.append(train.checkpoint_every)
     made = sum(steps // every for every in made_every) + all(steps % every for every in made_every)
     if which == "last":
         made -= steps // math.lcm(*made_every)  # counted under both

@@ -89,7 +89,10 @@ def find_beside(config: config_dict.ConfigDict, folder: Path) -> None:
 
 def _here_or_in(folder: Path, path: str) -> str:
     beside = folder / path
-    matches = lambda each: bool(glob.glob(os.fspath(each), recursive=True))  # noqa: E731
+
+    def matches(each: Path) -> bool:
+        return bool(glob.glob(os.fspath(each), recursive=True))
+
     return str(beside) if not matches(expanded(path)) and matches(beside) else path
 
 
@@ -109,6 +112,7 @@ def load_module(file: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(
         name, file, loader=Uncached(name, str(file.absolute()))
     )
+    assert spec is not None and spec.loader is not None, "it has the loader above"
     module = importlib.util.module_from_spec(spec)
     with blamed_on(file):
         spec.loader.exec_module(module)

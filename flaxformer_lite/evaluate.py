@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Unpack
 
 from flaxformer_lite import scoring, trained
 from flaxformer_lite.data import pipeline
@@ -16,7 +17,7 @@ from flaxformer_lite.training import parallel, run_report
 from flaxformer_lite.training.saved_evaluation import Evaluation
 
 
-def evaluate(workdir: str | Path, split: str, **options: object) -> Evaluation:
+def evaluate(workdir: str | Path, split: str, **options: Unpack[trained.LoadOptions]) -> Evaluation:
     """Returns all metrics of the best model in `workdir` on `split`.
 
     Args:
@@ -79,7 +80,7 @@ def evaluate_run(
     examples = pipeline.read_split(dataset.part(split), name, run.tokenizer, config)
     if references:
         counts = {name: len(texts) for name, texts in references.items()}
-        scoring.check_counts({f"the {split} split": len(examples.texts), **counts})
+        scoring.check_counts({f"the {split} split": len(examples.texts or ()), **counts})
     run_report.say_left_out(split, examples)
     evaluator = Evaluator(
         run.model, config, parallel.MeshMode(run.mesh), run.tokenizer, label_names=run.label_names
@@ -96,15 +97,17 @@ def _dataset_of(run: trained.Trained, split: str, files: Mapping[str, Sequence[s
     Raises:
       InputError: its files or labels have changed since the run was trained.
     """
-    paths = {f"{role}_files": tuple(paths) for role, paths in files.items()}
+    paths: dict[str, Any] = {f"{role}_files": tuple(paths) for role, paths in files.items()}
     data = dataclasses.replace(run.config.data, **paths)
     config, some = dataclasses.replace(run.config, data=data), False
     try:
         dataset = pipeline.open_dataset(config, beside=run.folder)
     except own_text.MissingFile:
         roles = [word for word in re.findall(r"\w+", split) if word in pipeline.ROLES]
-        needed = {"beside": run.folder, "roles": roles, "label_names": run.label_names}
-        dataset, some = pipeline.open_dataset(config, **needed), True
+        some = True
+        dataset = pipeline.open_dataset(
+            config, beside=run.folder, roles=roles, label_names=run.label_names
+        )
     then = run.record.get("files") or dataset.contents
     if changed := own_text.changed(then, dataset.contents, some=some):
         raise InputError(
@@ -112,9 +115,10 @@ def _dataset_of(run: trained.Trained, split: str, files: Mapping[str, Sequence[s
             "evaluate other text with flaxformer-lite translate and score."
         )
     dataset.prepare()
-    if run.label_names is not None and dataset.label_names != run.label_names:
+    names = dataset.label_names or []
+    if run.label_names is not None and names != run.label_names:
         raise InputError(
-            f"config.data: the labels of {dataset.name} are {', '.join(dataset.label_names)}, "
+            f"config.data: the labels of {dataset.name} are {', '.join(names)}, "
             f"and this run learnt {', '.join(run.label_names)}; put the data back that it was "
             "trained on."
         )

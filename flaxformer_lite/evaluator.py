@@ -7,9 +7,9 @@ classifier's predictions are counted in a confusion matrix.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
-import jax
 import numpy as np
 
 from flaxformer_lite import scoring, trained
@@ -18,9 +18,11 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.loader import stream
 from flaxformer_lite.data.pipeline import Split
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
+from flaxformer_lite.decoding.compiled_decode import CompileWith
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
+from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import (
     ensemble_step,
     evaluations,
@@ -51,10 +53,10 @@ class Evaluator:
         model: nn.Module,
         config: Config,
         mode: parallel.MeshMode | parallel.PmapMode,
-        tokenizer: Tokenizer,
+        tokenizer: AnyTokenizer,
         *,
         label_names: Sequence[str] | None = None,
-        compile_with: Callable[[Callable], Callable] = lambda compile: compile(),
+        compile_with: CompileWith = lambda compile: compile(),
         between_batches: Callable[[], None] = lambda: None,
     ):
         """
@@ -67,15 +69,17 @@ class Evaluator:
         self._label_names = label_names
         self._compile_with, self._between_batches = compile_with, between_batches
         self._param_shapes = parameters.shapes(model)
-        options = {"model": model, "axis_name": mode.axis_name}
         decodes = config.model.architecture != "encoder_classifier"
         is_ensemble = decodes and isinstance(model, Ensemble)
-        eval_step = ensemble_step.eval_step if is_ensemble else step.eval_step
-        self._steps = {
-            "eval": functools.partial(eval_step, row_shards=mode.row_shards, **options),
-            "confusion": functools.partial(step.confusion_step, **options),
+        eval_step: Callable[..., Any] = ensemble_step.eval_step if is_ensemble else step.eval_step
+        axis_name, row_shards = mode.axis_name, mode.row_shards
+        self._steps: dict[str, Callable[..., Any]] = {
+            "eval": functools.partial(
+                eval_step, model=model, axis_name=axis_name, row_shards=row_shards
+            ),
+            "confusion": functools.partial(step.confusion_step, model=model, axis_name=axis_name),
         }
-        self._compiled: dict[tuple[str, tuple[int, int]], Callable] = {}
+        self._compiled: dict[tuple[str, tuple[int, int]], Callable[..., Any]] = {}
         if decodes:
             self._decoder = trained.make_decoder(
                 model, config, mode.mesh, compile_with=compile_with
@@ -83,8 +87,8 @@ class Evaluator:
 
     def evaluate(
         self,
-        params: dict,
-        whole_params: dict,
+        params: Params,
+        whole_params: Params,
         split: Split,
         *,
         decode: int | None = None,
@@ -115,34 +119,36 @@ class Evaluator:
             values["bits_per_byte"] = float(sums["loss"][0]) / math.log(2) / split.text_bytes
             samples = "\n".join(self._generate(whole_params)) if decode != 0 else ""
             return Evaluation(values, samples=samples)
-        count = len(split.texts) if decode is None else min(decode, len(split.texts))
+        texts, sources = split.texts, split.tokens.source
+        assert texts is not None and texts.target is not None and sources is not None
+        count = len(texts) if decode is None else min(decode, len(texts))
         if not count:
             return Evaluation(values)
-        hypotheses = self._translate(whole_params, split.tokens.source[:count])
-        references = [texts[:count] for texts in references or [split.texts.target]]
+        hypotheses = self._translate(whole_params, sources[:count])
+        references = [each[:count] for each in references or [texts.target]]
         scores = self._score(hypotheses, references, bootstrap=bootstrap, seed=seed)
-        if decode is None and split.texts.kind is not None:
-            values |= scores.values | by_kind(hypotheses, references, split.texts.kind)
+        if decode is None and texts.kind is not None:
+            values |= scores.values | by_kind(hypotheses, references, texts.kind)
         else:
             values |= scores.values
-        too_long = sum(not self._fits(ids) for ids in split.tokens.source[:count])
+        too_long = sum(not self._fits(ids) for ids in sources[:count])
         notes = (
             run_report.signatures(scores),
             run_report.untranslated(too_long, count, self._decoder.max_length),
         )
         return Evaluation(
             values,
-            samples=run_report.translations(split.texts, hypotheses),
+            samples=run_report.translations(texts, hypotheses),
             note="\n".join(filter(None, notes)),
             hypotheses=hypotheses,
             scores=scores,
             too_long=too_long,
         )
 
-    def _confusion(self, params: dict, split: Split) -> str:
+    def _confusion(self, params: Params, split: Split) -> str:
         """Returns the confusion matrix of a classifier, as a table."""
         counts_CC = self._sum_over(split, params, "confusion")
-        return run_report.confusion(np.asarray(counts_CC), self._label_names)
+        return run_report.confusion(np.asarray(counts_CC), self._label_names or ())
 
     def _score(
         self,
@@ -152,17 +158,18 @@ class Evaluator:
         bootstrap: int,
         seed: int,
     ) -> scoring.Scores:
-        settings = (
+        settings: scoring.SettingsGiven = (
             {"tokenized": True}
             if self._config.data.pretokenized
             else {"tokenizer": evaluations.bleu_tokenizer(self._config)}
         )
         if not bootstrap:
             return scoring.score(hypotheses, references, **settings)
-        options = {"bootstrap": bootstrap, "seed": seed, **settings}
-        return scoring.resample([hypotheses], references, **options)[0]
+        return scoring.resample(
+            [hypotheses], references, bootstrap=bootstrap, seed=seed, **settings
+        )[0]
 
-    def _sum_over(self, split: Split, params: dict, name: str) -> metrics.Sums | jax.Array:
+    def _sum_over(self, split: Split, params: Params, name: str) -> Any:
         """Returns the sum of the results of the step `name` over all batches of `split`."""
         sums = None
         batches = pipeline.batches(split, part=meshes.rows_of_process(self._mode.mesh))
@@ -172,23 +179,24 @@ class Evaluator:
             self._between_batches()
         return sums
 
-    def _compiled_step(self, name: str, shape: tuple[int, int]) -> Callable:
+    def _compiled_step(self, name: str, shape: tuple[int, int]) -> Callable[..., Any]:
         if (name, shape) not in self._compiled:
             struct = loader.batch_struct(self._config, *shape)
-            options = self._steps[name], self._param_shapes, struct
             self._compiled[name, shape] = self._compile_with(
-                functools.partial(self._mode.compile, *options, donate=False)
+                lambda: self._mode.compile(
+                    self._steps[name], self._param_shapes, struct, donate=False
+                )
             )
         return self._compiled[name, shape]
 
-    def _translate(self, params: dict, sources: Sequence[np.ndarray]) -> list[str]:
+    def _translate(self, params: Params, sources: Sequence[np.ndarray]) -> list[str]:
         """Returns the translation of each source; empty if the source is too long."""
         return self._decode(params, [ids if self._fits(ids) else ids[:0] for ids in sources])
 
     def _fits(self, ids: np.ndarray) -> bool:
         return len(ids) < self._decoder.max_length  # 1 position is for the end symbol
 
-    def _generate(self, params: dict) -> list[str]:
+    def _generate(self, params: Params) -> list[str]:
         """Returns texts that the language model generates from an empty prompt.
 
         A single one, unless the method samples: all others would be the same.
@@ -196,7 +204,7 @@ class Evaluator:
         count = SAMPLES if self._config.decode.method == "sample" else 1
         return self._decode(params, [np.empty(0, np.int32)] * count)
 
-    def _decode(self, params: dict, inputs: Sequence[np.ndarray]) -> list[str]:
+    def _decode(self, params: Params, inputs: Sequence[np.ndarray]) -> list[str]:
         """Returns the decoded texts; `params` are whole on each device."""
         rows = self._decoder(params, inputs, between_batches=self._between_batches)
         return self._tokenizer.decode(rows)

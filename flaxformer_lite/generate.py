@@ -7,6 +7,7 @@ print(generator(["Monday,"] * 3))
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 from flaxformer_lite import trained
 from flaxformer_lite.system import given
@@ -38,7 +39,7 @@ def load(
     parameters: str | None = None,
     ensemble: str | Path | Sequence[str | Path] = (),
     tensor: int = 1,
-    **decode: object,
+    **decode: Unpack[trained.DecodeOptions],
 ) -> Generator:
     """Returns the best language model of a run, finished or not; the newest if none is evaluated.
 
@@ -50,6 +51,13 @@ def load(
       InputError: the folder contains no run, no readable checkpoint or no language model; or a
         field is wrong.
     """
-    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
-    run = trained.load(workdir, command="generate", architecture="decoder_lm", **chosen)
+    run = trained.load(
+        workdir,
+        command="generate",
+        architecture="decoder_lm",
+        average=average,
+        parameters=parameters,
+        ensemble=ensemble,
+        tensor=tensor,
+    )
     return Generator(trained.with_decode(run, decode))

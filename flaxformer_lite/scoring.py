@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import sacrebleu
@@ -46,6 +46,15 @@ class Settings:
     tokenized: bool = False  # whether the texts are already tokenized
     lowercase: bool = False  # whether case is ignored, by BLEU, chrF and TER
     ter: bool = False  # whether TER is computed too
+
+
+class SettingsGiven(TypedDict, total=False):
+    """Fields of `Settings` as keyword arguments."""
+
+    tokenizer: str
+    tokenized: bool
+    lowercase: bool
+    ter: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +141,9 @@ def _is_unspaced(letter: str) -> bool:
     return any(first <= number <= last for first, last in blocks)
 
 
-def score(hypotheses: Texts, references: Sequence[Texts], **settings: object) -> Scores:
+def score(
+    hypotheses: Texts, references: Sequence[Texts], **settings: Unpack[SettingsGiven]
+) -> Scores:
     """Returns the scores of translations against 1 or more references each.
 
     Args:
@@ -160,7 +171,7 @@ def resample(
     *,
     bootstrap: int,
     seed: int = SEED,
-    **settings: object,
+    **settings: Unpack[SettingsGiven],
 ) -> list[Scores]:
     """Returns the scores of each system with confidence intervals and p-values.
 
@@ -182,8 +193,9 @@ def resample(
     found = [_resampled_matches(systems, references, bootstrap=bootstrap, seed=seed)]
     signatures = {}
     for name, metric in corpus_metrics(Settings(**settings)).items():
-        options = {"references": references, "bootstrap": bootstrap, "seed": seed}
-        rows, signatures[name] = _resampled_metric(name, metric, systems, **options)
+        rows, signatures[name] = _resampled_metric(
+            name, metric, systems, references=references, bootstrap=bootstrap, seed=seed
+        )
         found.append(rows)
     systems_found = list(zip(*found, strict=True))
     baseline = {row.name: row.value for row in systems_found[0]}
@@ -191,7 +203,7 @@ def resample(
         Scores(
             values={row.name: float(row.value) for row in rows},
             signatures=signatures,
-            intervals={row.name: tuple(map(float, row.interval)) for row in rows},
+            intervals={row.name: row.interval for row in rows},
             # The p of equal scores is 1. sacreBLEU counts only larger differences, and returns 0.
             p_values={
                 row.name: 1.0 if row.value == baseline[row.name] else float(row.p)
@@ -217,23 +229,29 @@ def _resampled_metric(
     metric: Metric,
     systems: Sequence[Texts],
     *,
-    references: list[list[str]],
+    references: Sequence[Texts],
     bootstrap: int,
     seed: int,
 ) -> tuple[list[_Resampled], str]:
     """Returns a score of each system by sacreBLEU, and the signature."""
-    named = [(str(number), list(hypotheses)) for number, hypotheses in enumerate(systems)]
-    options = {"metrics": {name: metric}, "references": references, "n_samples": bootstrap}
+    named: list[tuple[str, Texts]] = [
+        (str(number), list(hypotheses)) for number, hypotheses in enumerate(systems)
+    ]
+    test = functools.partial(
+        PairedTest, metrics={name: metric}, references=references, n_samples=bootstrap
+    )
     with _seed_of_sacrebleu(seed):
-        alone = [PairedTest([system], test_type="bs", **options)() for system in named]
-        tested = PairedTest(named, test_type="ar", **options)()[1] if len(named) > 1 else None
+        alone = [test([system], test_type="bs")() for system in named]
+        tested = test(named, test_type="ar")()[1] if len(named) > 1 else None
     ((title, signature),) = alone[0][0].items()
     if tested:
         signature.update("ar", bootstrap)
-    rows = [scores[title][0] for _, scores in alone]
-    p_values = [row.p_value for row in tested[title]] if tested else [None]
+    # sacreBLEU's type of a table includes the names of systems
+    rows: list[Any] = [scores[title][0] for _, scores in alone]
+    results: list[Any] = list(tested[title]) if tested else []
+    p_values = [result.p_value for result in results] or [None]
     return [
-        _Resampled(name, row.score, (row.mean, row.ci), p)
+        _Resampled(name, row.score, (float(row.mean), float(row.ci)), p)
         for row, p in zip(rows, p_values, strict=True)
     ], str(signature)
 
@@ -245,7 +263,8 @@ def _resampled_matches(
     rng, count = np.random.default_rng(seed), len(systems[0])
     sampled = rng.choice(count, size=(bootstrap, count), replace=True)
     sign = 1.0 - 2.0 * rng.integers(2, size=(bootstrap, count))
-    rows, baseline = [], None
+    rows: list[_Resampled] = []
+    baseline = None
     for hypotheses in systems:
         hits = exact_matches(hypotheses, references)
         baseline, p = hits if baseline is None else baseline, None
@@ -253,8 +272,8 @@ def _resampled_matches(
             gained = hits - baseline
             by_chance = np.abs(sign @ gained) >= abs(gained.sum())
             p = (by_chance.sum() + 1) / (bootstrap + 1)
-        interval = estimate_ci(hits[sampled].mean(axis=1))
-        rows.append(_Resampled("exact_match", hits.mean(), interval, p))
+        mean, half = map(float, estimate_ci(hits[sampled].mean(axis=1)))
+        rows.append(_Resampled("exact_match", hits.mean(), (mean, half), p))
     return rows
 
 
@@ -294,8 +313,9 @@ def _bleu(tokenizer: str, *, lowercase: bool) -> sacrebleu.BLEU:
 def _ter(settings: Settings) -> sacrebleu.TER:
     """Returns TER of words; of characters in Chinese and Japanese, by tercom's rules for Asia."""
     asian = not settings.tokenized and settings.tokenizer in ("zh", "char", "ja-mecab")
-    options = {"normalized": asian, "asian_support": asian}
-    return sacrebleu.TER(case_sensitive=not settings.lowercase, **options)
+    return sacrebleu.TER(
+        case_sensitive=not settings.lowercase, normalized=asian, asian_support=asian
+    )
 
 
 def _check(hypotheses: Texts, references: Sequence[Texts]) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -154,9 +155,13 @@ def set_up(
     steps = CompiledSteps(config, mode, train_step, abstract_state, background, interrupt.wait_for)
 
     scores: dict[int, float] = {}
-    kept = {"keep_newest": config.train.keep_newest, "keep_best": config.train.keep_best}
-    due = origin.schedule(config)
-    checkpoints = Checkpoints(paths.checkpoints, scores=scores, due=due, **kept)
+    checkpoints = Checkpoints(
+        paths.checkpoints,
+        keep_newest=config.train.keep_newest,
+        keep_best=config.train.keep_best,
+        scores=scores,
+        due=origin.schedule(config),
+    )
     return Run(
         config=config,
         paths=paths,
@@ -255,7 +260,10 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
     if start.parts:
         identity.check_resumed(start.record, facts, run.paths, config, run.scores)
     run.steps.start_all(data.train.plan.shapes() if ahead else ())
-    state = mode.put_state(from_parts(start.parts)) if start.parts else wait(fresh_state)
+    if start.parts:
+        state = mode.put_state(from_parts(start.parts))
+    elif fresh_state is not None:
+        state = wait(fresh_state)
     if start.imported:
         state = _with_imported_weights(run, state)
     stop = StopTogether(run.interrupt, mode.mesh)
@@ -275,18 +283,19 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
         remark = origin.Origin((done,), origin.default_kind(config)).remark
         return Evaluated(result.values, result.samples, remark)
 
-    options = {"facts": facts, "evaluate": evaluate_state, "stop": stop}
-    return Trainer(run, start, state, data, **options), evaluator
+    trainer = Trainer(run, start, state, data, facts=facts, evaluate=evaluate_state, stop=stop)
+    return trainer, evaluator
 
 
 def _with_imported_weights(run: Run, state: TrainState) -> TrainState:
     """Returns `state` with the imported weights as its parameters and their moving average."""
     abstract = run.mode.abstract({"params": run.abstract_state.params})
 
-    def weights() -> dict:  # read for each use, so that no buffer is shared
+    def weights() -> Any:  # read for each use, so that no buffer is shared
         return run.mode.put_state(run.checkpoints.restore(0, abstract)[0]["params"])
 
-    return state.replace(params=weights(), ema=None if state.ema is None else weights())
+    ema = None if state.ema is None else weights()
+    return dataclasses.replace(state, params=weights(), ema=ema)
 
 
 def finish(trainer: Trainer, evaluator: Evaluator) -> None:

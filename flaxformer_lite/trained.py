@@ -1,9 +1,11 @@
 """Loads the trained model of a run, of any architecture, or several runs as an ensemble."""
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 import flax.linen as nn
 import jax
@@ -12,10 +14,11 @@ import numpy as np
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
-from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, Tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.ensemble import Ensemble
+from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
@@ -28,7 +31,7 @@ from flaxformer_lite.training.origin import Origin
 
 # The properties that members of an ensemble share, by the words of the error message. None is
 # compatible with every value.
-COMMON = {
+COMMON: "dict[str, Callable[[Trained], object]]" = {
     "another model.architecture": lambda run: run.config.model.architecture,
     "another model.decoder": lambda run: run.config.model.decoder,
     "another tokenizer": lambda run: run.tokenizer.fingerprint,
@@ -38,18 +41,46 @@ COMMON = {
 }
 
 
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of `load` that choose the model of a run."""
+
+    average: str | None
+    parameters: str | None
+    ensemble: str | Path | Sequence[str | Path]
+    tensor: int
+
+
+class DecodeOptions(TypedDict, total=False):
+    """Fields of `DecodeConfig` as keyword arguments."""
+
+    method: str
+    beam_size: int
+    alpha: float
+    penalty: str
+    iterations: int
+    length_candidates: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+    max_extra_length: int
+    min_length: int
+    no_repeat_ngram: int | None
+    tokens_per_batch: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Trained:
     """The best model of a run, or an ensemble of several, on the devices of `mesh`."""
 
     config: Config
-    tokenizer: Tokenizer | MarianTokenizer
+    tokenizer: AnyTokenizer
     model: nn.Module
-    params: dict
+    params: Params
     mesh: jax.sharding.Mesh
     label_names: list[str] | None  # the names of a classifier's classes
     origin: Origin = dataclasses.field(default_factory=lambda: Origin(steps=(0,)))
-    record: Mapping[str, object] = dataclasses.field(default_factory=dict)  # of the checkpoint
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the checkpoint
     folder: Path | None = None  # the workdir
 
     @property
@@ -95,7 +126,7 @@ class Trained:
         """Returns the settings that determine the answers: the model, and the decoding flags."""
         # The fingerprint covers the other members of an ensemble, independent of their folders.
         alone = dataclasses.replace(self.origin, others=())
-        model = {"model": f"{alone}, parameters {self.fingerprint()[:16]}"}
+        model: dict[str, object] = {"model": f"{alone}, parameters {self.fingerprint()[:16]}"}
         if self.config.model.architecture == "encoder_classifier":
             return model
         decode = dataclasses.asdict(self.config.decode)
@@ -140,17 +171,18 @@ def load(
         the models cannot form an ensemble; or `tensor` devices do not exist or cannot share a
         model.
     """
-    options = {
-        "command": command,
-        "architecture": architecture,
-        "average": average,
-        "parameters": parameters,
-    }
+    load_run = functools.partial(
+        _load,
+        command=command,
+        architecture=architecture,
+        average=average,
+        parameters=parameters,
+    )
     origin.check(average, parameters)
     tensor = given.whole_number(tensor, name="tensor")
     others = given.folders(ensemble, name="ensemble")
     workdir = given.folder(workdir, name="workdir")
-    run = _load(workdir, tensor=tensor, **options)
+    run = load_run(workdir, tensor=tensor)
     runs = {workdir: run}
     for other in others:
         if other in runs:
@@ -158,7 +190,7 @@ def load(
                 f"ensemble: {other} is named twice, and would count twice; leave it out."
             )
         try:
-            runs[other] = _load(other, mesh=run.mesh, **options)
+            runs[other] = load_run(other, mesh=run.mesh)
         except InputError as error:
             where = "ensemble" if str(error).startswith(f"{other}:") else f"ensemble: {other}"
             raise InputError(str(error), where=where) from error
@@ -252,8 +284,9 @@ def _load(
     if checkpoints is None or not checkpoints.steps():
         raise InputError("there is no checkpoint yet; train this run first.", where=str(workdir))
     sharded = parallel.MeshMode(mesh).abstract(shapes)
-    chosen = {"average": average, "parameters": parameters}
-    params, record, found = origin.restore(checkpoints, sharded, config, **chosen)
+    params, record, found = origin.restore(
+        checkpoints, sharded, config, average=average, parameters=parameters
+    )
     checkpoints.close()
     if record["tokenizer"] != tokenizer.fingerprint:
         raise InputError(
@@ -281,7 +314,9 @@ def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:
     return dataclasses.replace(run, config=config)
 
 
-def make_decoder(model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options) -> Decoder:
+def make_decoder(
+    model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options: Any
+) -> Decoder:
     """Returns a `Decoder` that splits its batches over the devices of `mesh`."""
     layout = parallel.decoding_shardings(mesh)
     return Decoder(model, config.decode, rows_multiple=mesh.size, sharding=layout, **options)

@@ -13,6 +13,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -155,13 +156,16 @@ class LineTranslator:
             )
         if n_best:
             translator.n_best([], n_best)  # raises if the number is too large
-        as_prefix = {"name": "prefix", "advice": "shorten it", "side": "target"}
-        self._prefix = None if prefix is None else self._run.encode([prefix], **as_prefix)[0]
+        self._prefix = None
+        if prefix is not None:
+            (self._prefix,) = self._run.encode(
+                [prefix], name="prefix", advice="shorten it", side="target"
+            )
 
     def __call__(self, window: Window) -> Answer:
         """Raises InputError if a line is too long."""
         if self._n_best:
-            return Answer(self._n_best_lines(window))
+            return Answer(self._n_best_lines(window, self._n_best))
         cut = chunks.cut if self._long == "split" else lambda line, fits: [chunks.Segment(line)]
         chunks_of_lines = [cut(line, self._run.fits) for line in window.lines]
         numbered = [
@@ -182,12 +186,12 @@ class LineTranslator:
         ]
         return Answer(lines, sum(len(line) > 1 for line in chunks_of_lines))
 
-    def _n_best_lines(self, window: Window) -> list[str]:
+    def _n_best_lines(self, window: Window, n: int) -> list[str]:
         sources = self._encode(window.lines, window.name, window.numbers)
         prefixes = None if self._prefix is None else [self._prefix] * len(sources)
         found = zip(
             window.numbers,
-            self._translator.n_best_of_ids(sources, self._n_best, prefixes),
+            self._translator.n_best_of_ids(sources, n, prefixes),
             strict=True,
         )
         return [f"{number}\t{score:.6f}\t{text}" for number, row in found for text, score in row]
@@ -199,7 +203,7 @@ class LineTranslator:
         return _sources(self._run, texts, name=name, numbers=numbers, advice=advice)
 
 
-def _sources(run: trained.Trained, texts: Sequence[str], **called: object) -> list[np.ndarray]:
+def _sources(run: trained.Trained, texts: Sequence[str], **called: Any) -> list[np.ndarray]:
     """Returns `run.encode` of the texts; a blank text is encoded as an empty one."""
     return run.encode(["" if text.isspace() else text for text in texts], **called)
 
@@ -211,7 +215,7 @@ def load(
     parameters: str | None = None,
     ensemble: str | Path | Sequence[str | Path] = (),
     tensor: int = 1,
-    **decode: object,
+    **decode: Unpack[trained.DecodeOptions],
 ) -> Translator:
     """Returns the best translator of a run, finished or not; the newest if none is evaluated yet.
 
@@ -223,6 +227,13 @@ def load(
       InputError: the folder contains no run, no readable checkpoint, or a model that does not
         translate; or a field is wrong.
     """
-    chosen = {"average": average, "parameters": parameters, "ensemble": ensemble, "tensor": tensor}
-    run = trained.load(workdir, command="translate", architecture="encoder_decoder", **chosen)
+    run = trained.load(
+        workdir,
+        command="translate",
+        architecture="encoder_decoder",
+        average=average,
+        parameters=parameters,
+        ensemble=ensemble,
+        tensor=tensor,
+    )
     return Translator(trained.with_decode(run, decode))
