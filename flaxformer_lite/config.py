@@ -132,7 +132,9 @@ def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def resolve(user_config: Mapping[str, Any], *, given: Collection[str] = ()) -> Config:
+def resolve(
+    user_config: Mapping[str, Any] | config_dict.ConfigDict, *, given: Collection[str] = ()
+) -> Config:
     """Returns the `Config` of a ConfigDict or of nested dicts.
 
     Args:

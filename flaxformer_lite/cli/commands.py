@@ -3,8 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from flaxformer_lite.cli import run_flags, train_flags
@@ -132,13 +131,11 @@ def evaluate(arguments: Sequence[str]) -> int:
         )
     output = request.output or workdir.Workdir(request.workdir).samples
     run = trained.with_decode(run, request.decode)
-    source: dict[str, Any] = dict(
-        run=request.workdir, split=request.split, config=run.config, origin=run.origin
-    )
+    of: Any = dict(run=request.workdir, split=request.split, config=run.config, origin=run.origin)
     if run.config.model.architecture == "encoder_decoder":
         saved_evaluation.check_folder(output)
     if request.output:  # the run's own folder may be a copy, with the results of another workdir
-        saved_evaluation.check_unused(output, **source)
+        saved_evaluation.check_unused(output, **of)
     saved_evaluation.check_references(
         output, list(references), split=request.split, config=run.config, origin=run.origin
     )
@@ -150,7 +147,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     print(run_report.table(measured.values, intervals))
     if measured.note:
         print(measured.note)
-    for path in saved_evaluation.save(measured, output, references=list(references), **source):
+    for path in saved_evaluation.save(measured, output, references=list(references), **of):
         print(path)
     return 0
 
@@ -264,7 +261,7 @@ def plot(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite.plotting import run_plots
 
-    plots: dict[str, Callable[[], list[Path]]] = {
+    plots: dict[str, Any] = {
         "attention": lambda: run_plots.attention(request.workdirs[0], request.text, request.output),
         "positions": lambda: run_plots.positions(request.workdirs[0], request.output),
         "schedule": lambda: run_plots.schedule(request.workdirs[0], request.output),

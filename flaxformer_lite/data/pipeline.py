@@ -220,16 +220,12 @@ def read_part(dataset: Dataset, role: str, tokens: AnyTokenizer, config: Config)
 def make_split(texts: Examples, tokens: AnyTokenizer, config: Config) -> Split:
     """Returns `texts` tokenised and planned; raises InputError if no example fits the batches."""
     source, target = (
-        None if part is None else tokens.encode(part, side=side)
+        None if part is None else Ragged.of(tokens.encode(part, side=side))
         for side, part in (("source", texts.source), ("target", texts.target))
     )
     if source is not None and _start(config):
-        source = [np.concatenate([_start(config), ids]).astype(np.int32) for ids in source]
-    examples = Tokens(
-        None if source is None else Ragged.of(source),
-        None if target is None else Ragged.of(target),
-        texts.label,
-    )
+        source = Ragged.of([np.concatenate([_start(config), ids]) for ids in source])
+    examples = Tokens(source, target, texts.label)
     return Split(texts, examples, _plan(*examples.lengths(), config))
 
 

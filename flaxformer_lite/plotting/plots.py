@@ -39,6 +39,7 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a dollar sign in a token is a dollar sign
 }
 
+Figures = Mapping[str, Figure]  # by the names of their files
 SPLITS: dict[str, dict[str, Any]] = {  # line style of the curves of each split
     "train": {"linestyle": "-", "linewidth": 0.8, "marker": ".", "markersize": 2},
     "validation": {"linestyle": "-", "linewidth": 1.6, "marker": "o", "markersize": 4},

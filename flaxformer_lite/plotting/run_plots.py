@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from matplotlib.figure import Figure
 
 from flaxformer_lite import trained
 from flaxformer_lite.config import ModelConfig
@@ -192,7 +191,7 @@ def metrics(workdirs: Sequence[Path], output: Path) -> list[Path]:
     return _save(figures, output)
 
 
-def _save(figures: Mapping[str, Figure], output: Path) -> list[Path]:
+def _save(figures: plots.Figures, output: Path) -> list[Path]:
     fonts.choose(figures.values())
     with _output_errors(output):
         return [

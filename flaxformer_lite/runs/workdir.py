@@ -18,10 +18,10 @@ from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import (
     NO_LOCKS,
     absolute,
-    bucket_size,
     check_bucket,
     check_utf8,
     in_bucket,
+    is_copied,
     make_folder,
     nearest_existing,
     on_disk,
@@ -112,8 +112,7 @@ class Workdir:
         for file in sorted(self.logs.rglob("*"), key=metrics_first):
             copy = self.path / file.relative_to(self.logs)
             try:
-                copied = copy.exists() and bucket_size(copy) == file.stat().st_size
-                if file.is_file() and not copied:
+                if file.is_file() and not is_copied(file, copy):
                     write_whole(copy, file.read_bytes())
             except Exception as error:  # a network failure must not stop training
                 logging.warning("%s: not copied from %s now: %s", copy, file, error)

@@ -109,17 +109,17 @@ def locked(file: Path) -> Iterator[None]:
         yield
 
 
-def bucket_size(file: Path) -> int:
-    """Returns the number of bytes of a file in a bucket."""
-    return epath.Path(file).stat().length
+def is_copied(file: Path, copy: Path) -> bool:
+    """Whether a bucket has the file `copy`, of the size of `file` on disk."""
+    return copy.exists() and epath.Path(copy).stat().length == file.stat().st_size
 
 
-def _copy_tree(source: Path, target: Path) -> None:
+def _copy_tree(source: epath.Path, target: Path) -> None:
     for entry in source.iterdir():
         copy = target / entry.name
         if entry.is_dir():
             _copy_tree(entry, copy)
-        elif entry.exists() and not (copy.exists() and copy.stat().st_size == bucket_size(entry)):
+        elif entry.exists() and not (copy.exists() and copy.stat().st_size == entry.stat().length):
             # `entry.exists()` skips names without a file, by which some tools mark folders.
             target.mkdir(parents=True, exist_ok=True)
             partial = copy.with_name(f"{copy.name}.partial")
