@@ -74,7 +74,7 @@ def _hash(shard: np.ndarray, position: Position, shape: tuple[int, ...]) -> int:
     for axis, (start, end) in enumerate(position):
         stride = np.uint32(math.prod(shape[axis + 1 :]) % 2**32)
         along = np.arange(start, end, dtype=np.uint32) * stride
-        other_axes = [other for other in range(shard.ndim) if other != axis]
+        other_axes = tuple(other for other in range(shard.ndim) if other != axis)
         index = index + np.expand_dims(along, other_axes)
     words = np.ascontiguousarray(shard).view(f"u{min(4, shard.itemsize)}")
     words = words.reshape(*shard.shape, max(1, shard.itemsize // 4))
