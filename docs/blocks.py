@@ -23,6 +23,7 @@ LITERAL_DIRECTIVES = ("code", "code-block", "code-cell", "eval-rst", "include", 
 
 _FENCE = re.compile(r"^(?P<indent>[ >]*)(?P<fence>`{3,}|~{3,})\s*(?P<info>[^`]*?)\s*$")
 _COMMENT = re.compile(r"^[ >]*<!--\s*(?P<name>run with|run first|not run):\s*(?P<text>.*?)\s*-->$")
+_OPEN_COMMENT = re.compile(r"^[ >]*<!--\s*(run with|run first|not run):(?!.*-->)")
 _SUBSTITUTION = re.compile(r"^s(?P<mark>[/|#,@])(?P<rest>.*)$")
 
 
@@ -68,6 +69,8 @@ def find_blocks(text: str, page: str) -> Iterator[Block]:
     while number < len(lines):
         line = lines[number]
         number += 1
+        if _OPEN_COMMENT.match(line):
+            raise PageError(f"{page}:{number}: a comment for the runner must end on its line")
         if comment := _COMMENT.match(line):
             comments.append((number, comment["name"], comment["text"]))
             continue

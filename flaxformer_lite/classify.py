@@ -26,7 +26,8 @@ class Classifier:
 
     def __init__(self, run: trained.Trained):
         self.run = run
-        self._names = run.label_names or []
+        assert run.label_names is not None, "a classifier has labels"
+        self._names = run.label_names
         self._logits = jax.jit(run.model.apply)
 
     def __call__(

@@ -120,7 +120,9 @@ class Evaluator:
             samples = "\n".join(self._generate(whole_params)) if decode != 0 else ""
             return Evaluation(values, samples=samples)
         texts, sources = split.texts, split.tokens.source
-        assert texts is not None and texts.target is not None and sources is not None
+        assert texts is not None and texts.target is not None and sources is not None, (
+            "a translator's split has texts"
+        )
         count = len(texts) if decode is None else min(decode, len(texts))
         if not count:
             return Evaluation(values)

@@ -52,7 +52,7 @@ class CompiledDecode:
             decode = self._decode_function(batch, n, None if independent else self._logits_sharding)
             if self._batch_sharding is not None:
                 (rows, *_), mesh = self._batch_sharding.spec, self._batch_sharding.mesh
-                assert isinstance(mesh, Mesh)
+                assert isinstance(mesh, Mesh), "decoding has no abstract meshes"
                 decode = compiled_for(decode, mesh, rows if isinstance(rows, tuple) else (rows,))
             if independent and self._batch_sharding is not None:
                 each_device = _on_each_device(decode, len(batch), self._batch_sharding)

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
 
@@ -73,11 +73,16 @@ def as_text(lines: Iterable[str]) -> str:
 
 
 def standard_input(flag: str = "--input") -> BinaryIO:
-    """Returns the bytes of standard input, decompressed; raises InputError if it is closed."""
+    """Returns the bytes of standard input; raises InputError if it is closed."""
     if sys.stdin is None:
         raise InputError(f"{flag}: standard input is closed; name a file with {flag}=FILE.")
+    return sys.stdin.buffer
+
+
+def decompressed_input(file: BinaryIO) -> BinaryIO:
+    """Returns standard input, decompressed; waits for its first bytes."""
     # a terminal is not compressed, and its end of input must not be read ahead
-    return sys.stdin.buffer if sys.stdin.isatty() else decompressed(sys.stdin.buffer)
+    return file if file.isatty() else decompressed(file)
 
 
 def standard_output() -> BinaryIO:
@@ -107,6 +112,7 @@ class LineReader:
         except UNREADABLE as error:
             raise self._unreadable(error) from error
         self.size, self.lines, self.bytes = _size(self._file), 0, 0
+        self._is_open = bool(path)  # False: the compression of standard input is not known yet
         self._digest = hashlib.sha256()
         self._ahead, self._ended = b"", False  # `_ahead`: a line that did not fit into a window
 
@@ -119,9 +125,7 @@ class LineReader:
 
     def skip(self, *, bytes: int, lines: int) -> str:
         """Skips the part that an earlier reader has done, and returns its SHA-256."""
-        while self.bytes < bytes and (
-            chunk := self._read(self._file.read, min(CHUNK, bytes - self.bytes))
-        ):
+        while self.bytes < bytes and (chunk := self._read("read", min(CHUNK, bytes - self.bytes))):
             self._count(chunk)
         self.lines = lines
         return self._digest.hexdigest()
@@ -150,7 +154,7 @@ class LineReader:
         lines: list[bytes] = []
         free = WINDOW_BYTES
         while len(lines) < most and not self._ended:  # a terminal's end of input comes only once
-            line = self._ahead or self._read(self._file.readline, WINDOW_BYTES + 1)
+            line = self._ahead or self._read("readline", WINDOW_BYTES + 1)
             self._ahead = b""
             if len(line) > WINDOW_BYTES:
                 number = self.lines + len(lines) + 1
@@ -170,9 +174,14 @@ class LineReader:
         self._digest.update(content)
         self.bytes += len(content)
 
-    def _read(self, method: Callable[[int], bytes], size: int) -> bytes:
+    def _read(self, method: str, size: int) -> bytes:
+        """Returns bytes by the file's `method`, "read" or "readline"."""
         try:
-            return method(size)
+            if not self._is_open:
+                self._file, self._is_open = decompressed_input(self._file), True
+                self.size = _size(self._file)
+            content: bytes = getattr(self._file, method)(size)
+            return content
         except UNREADABLE as error:
             raise self._unreadable(error) from error
 

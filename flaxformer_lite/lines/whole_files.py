@@ -9,6 +9,7 @@ from pathlib import Path
 from flaxformer_lite.lines.line_windows import (
     as_text,
     decode_line,
+    decompressed_input,
     standard_input,
     standard_output,
 )
@@ -36,7 +37,7 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     """
     try:
         with open_bytes(path) if path else contextlib.nullcontext(standard_input(flag)) as file:
-            raw = file.read()
+            raw = (file if path else decompressed_input(file)).read()
     except UNREADABLE as error:
         raise InputError(f"{flag}={path}: cannot be read: {why_unreadable(error)}.") from error
     lines = raw.removesuffix(b"\n").split(b"\n") if raw else []

@@ -161,7 +161,7 @@ class DecoderLayer(nn.Module):
             return self.self_attention(x_BTD, x_BTD, mask, bias, **dropout_args)
 
         def cross_attend(x_BTD: jax.Array) -> jax.Array:
-            assert memory is not None and cross_mask is not None
+            assert memory is not None and cross_mask is not None, "the decoder has an encoder"
             if isinstance(memory, KVCache):
                 return self.cross_attention.attend(x_BTD, memory, cross_mask, **dropout_args)
             return self.cross_attention(x_BTD, memory, cross_mask, **dropout_args)
@@ -197,7 +197,7 @@ class DecoderLayer(nn.Module):
             return self.self_attention.attend(x_BWD, own, own_mask, bias)
 
         def cross_attend(x_BWD: jax.Array) -> jax.Array:
-            assert memory is not None and memory_mask is not None
+            assert memory is not None and memory_mask is not None, "the decoder has an encoder"
             return self.cross_attention.attend(x_BWD, memory, memory_mask)
 
         x_BWD = self.self_attention_residual(x_BWD, attend)

@@ -226,6 +226,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         partial.write_bytes(content)
         partial.replace(path)
+    except IsADirectoryError as error:  # it names the partial file
+        raise IsADirectoryError(error.errno, error.strerror, os.fspath(path)) from error
     finally:
         partial.unlink(missing_ok=True)
 

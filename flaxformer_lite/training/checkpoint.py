@@ -128,7 +128,7 @@ def _not_json(folder: Path) -> str | None:
         for file in sorted(folder.glob(pattern)):
             try:
                 json.loads(file.read_bytes())
-            except ValueError:
+            except (ValueError, IsADirectoryError):
                 return os.fspath(file.relative_to(folder))
     return None
 

@@ -4,6 +4,7 @@
 describes the batches.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -85,8 +86,12 @@ def train_step(
     if ema_decay is not None:
         assert state.ema is not None, "init_state makes it"
         ema = update_average(state.ema, params, state.step, decay=ema_decay)
-    state = TrainState(state.step + 1, params, opt_state, state.key_data, ema)
-    return state, sums
+    return (
+        dataclasses.replace(
+            state, step=state.step + 1, params=params, opt_state=opt_state, ema=ema
+        ),
+        sums,
+    )
 
 
 def gradient_sums(

@@ -15,7 +15,7 @@ import pytest
 import runs
 
 from flaxformer_lite.cli import commands, parser
-from flaxformer_lite.system import runtime
+from flaxformer_lite.system import runtime, storage
 
 NO_WORKDIR = "--workdir=never_made"
 
@@ -184,6 +184,15 @@ def test_a_workdir_that_is_a_file_is_refused(refused, tmp_path):
     assert "--workdir=taken: expected a folder, but it is a file" in refused(
         "train", *runs.flags(), "--workdir=taken"
     )
+
+
+def test_a_folder_in_place_of_a_file_is_one_message_and_no_file_is_left(tmp_path, capsys):
+    (tmp_path / "test.txt" / "kept").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError) as failed:
+        storage.write_whole(tmp_path / "test.txt", "a text")
+    assert parser.complain_of(failed.value) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/test.txt: cannot be reached: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["test.txt"]
 
 
 def test_a_workdir_below_a_file_is_refused(refused, tmp_path):

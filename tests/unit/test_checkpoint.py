@@ -396,8 +396,22 @@ def put_another_file_in_place_of_the_record(step_folder: Path) -> None:
     shutil.copy(step_folder / "_CHECKPOINT_METADATA", step_folder / "record/metadata")
 
 
+def put_a_folder_in_place_of_the_record(step_folder: Path) -> None:
+    (step_folder / "record/metadata").unlink()
+    (step_folder / "record/metadata").mkdir()
+
+
+def spoil_an_array_and_put_a_folder_in_place_of_the_record(step_folder: Path) -> None:
+    put_a_folder_in_place_of_the_record(step_folder)
+    flip_a_byte(step_folder)
+
+
 DAMAGES = [truncate_a_file, delete_a_file, flip_a_byte, empty_the_folder, spoil_the_record]
 DAMAGES += [change_the_record, lose_the_record, lose_the_checksums]
+DAMAGES += [
+    put_a_folder_in_place_of_the_record,
+    spoil_an_array_and_put_a_folder_in_place_of_the_record,
+]
 DAMAGES += [put_another_file_in_place_of_the_record]
 
 

@@ -81,6 +81,7 @@ def test_comments_above_a_block_change_it_prepare_it_or_exempt_it():
             "page.md:1: has no effect",
         ),
         ("```bash\nls\n", "page.md:1: expected a closing fence"),
+        ("<!-- not run: a\nreason -->\n```bash\nls\n```\n", "page.md:1: a comment for the runner"),
     ],
 )
 def test_a_comment_or_a_block_that_would_be_skipped_by_mistake_is_refused(text, says):

@@ -172,6 +172,15 @@ def test_compressed_standard_input_is_decompressed(monkeypatch, compress):
     assert found == LINES and reader.size is None
 
 
+def test_a_compressed_file_as_standard_input_has_no_known_size(monkeypatch, tmp_path):
+    (tmp_path / "in").write_bytes(gzip.compress(RAW))
+    with open(tmp_path / "in", encoding="utf-8") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        with LineReader(None) as reader:
+            assert [line for window in reader.windows(17) for line in window.lines] == LINES
+        assert reader.size is None
+
+
 def test_an_empty_file_has_no_window_and_an_unreadable_file_is_refused(path, tmp_path):
     path.write_bytes(b"")
     assert windows_of(path) == []

@@ -79,7 +79,7 @@ def test_each_workflow_has_its_jobs(workflows):
     for name, workflow in workflows.items():
         for job in workflow["jobs"].values():
             needs = job.get("needs", [])
-            assert {needs} if isinstance(needs, str) else set(needs) <= JOBS[name]
+            assert ({needs} if isinstance(needs, str) else set(needs)) <= JOBS[name]
 
 
 def test_a_workflow_may_only_read_but_for_the_jobs_that_publish(workflows):
