@@ -10,8 +10,6 @@ from collections.abc import Iterable
 
 # Error codes of the system for bad paths of a user; not bugs.
 OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
-# A folder in place of a file, or a file in place of a folder.
-OF_A_FILE_TYPE = (errno.EISDIR, errno.ENOTDIR)
 # Error codes of a disk that is full or fails.
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
@@ -43,7 +41,7 @@ def is_of_a_disk(error: OSError) -> bool:
 
 def is_of_a_path(error: OSError) -> bool:
     """Whether the error is of a bad path of a user, and not a bug."""
-    return error.errno in (*OF_A_PATH, *OF_A_FILE_TYPE) and error.filename is not None
+    return error.errno in OF_A_PATH and error.filename is not None
 
 
 def raise_unreachable(path: os.PathLike[str], cause: BaseException) -> None:

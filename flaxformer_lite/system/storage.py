@@ -14,7 +14,7 @@ from pathlib import Path
 
 from etils import epath
 
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, NotWritten
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # error codes of a disk without locks
 BUCKETS = "gs://"
@@ -211,7 +211,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
       content: bytes, or text to encode as UTF-8.
 
     Raises:
-      OSError: it cannot be written, with the reason.
+      OSError: it cannot be written, with the reason; NotWritten if a folder has this name.
     """
     if isinstance(content, str):
         content = content.encode(errors="surrogateescape")  # names of paths need not be UTF-8
@@ -226,8 +226,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         partial.write_bytes(content)
         partial.replace(path)
-    except IsADirectoryError as error:  # it names the partial file
-        raise IsADirectoryError(error.errno, error.strerror, os.fspath(path)) from error
+    except IsADirectoryError as error:
+        raise NotWritten(
+            f"{path}: cannot be written: a folder has this name; move it away, and start the same "
+            "command again."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 

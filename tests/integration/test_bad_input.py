@@ -16,6 +16,7 @@ import runs
 
 from flaxformer_lite.cli import commands, parser
 from flaxformer_lite.system import runtime, storage
+from flaxformer_lite.system.errors import NotWritten
 
 NO_WORKDIR = "--workdir=never_made"
 
@@ -188,10 +189,10 @@ def test_a_workdir_that_is_a_file_is_refused(refused, tmp_path):
 
 def test_a_folder_in_place_of_a_file_is_one_message_and_no_file_is_left(tmp_path, capsys):
     (tmp_path / "test.txt" / "kept").mkdir(parents=True)
-    with pytest.raises(IsADirectoryError) as failed:
+    with pytest.raises(NotWritten) as failed:
         storage.write_whole(tmp_path / "test.txt", "a text")
-    assert parser.complain_of(failed.value) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/test.txt: cannot be reached: ")
+    assert parser.complain_of(failed.value) == 1
+    assert f"{tmp_path}/test.txt: cannot be written: a folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["test.txt"]
 
 
