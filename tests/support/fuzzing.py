@@ -132,8 +132,8 @@ def wrong_end(ended: Ended) -> str | None:
 def left_behind(folder: Path, before: dict[str, bytes], ended: Ended, *, own: str) -> str | None:
     """Returns which files of `folder` a command left.
 
-    It may write below `own` if it succeeds, has resumed from an earlier checkpoint, or trained before
-    a file of the result could not be written.
+    It may write below `own` if it succeeds, has resumed from an earlier checkpoint, or trained
+    before a file of the result could not be written.
     """
     after = runs.files_below(folder)
     changed = sorted(
