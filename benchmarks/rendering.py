@@ -41,7 +41,7 @@ def differing(root: Path = ROOT, *, write: bool = False) -> list[Path]:
     changed = []
     for path in filter(Path.exists, pages(root)):
         text = path.read_text(encoding="utf-8")
-        rendered = render(text, found, summary, path)
+        rendered = render(text, found, summary, path, root=root)
         if rendered != text:
             changed.append(path)
             if write:
@@ -49,8 +49,10 @@ def differing(root: Path = ROOT, *, write: bool = False) -> list[Path]:
     return changed
 
 
-def render(text: str, found: Mapping[str, Result], summary: Table, path: Path) -> str:
-    """Returns the text of a page with its blocks filled.
+def render(
+    text: str, found: Mapping[str, Result], summary: Table, path: Path, *, root: Path = ROOT
+) -> str:
+    """Returns the text of a page of the checkout `root` with its blocks filled.
 
     Raises:
       ResultError: a block has no end, or names no result.
@@ -60,13 +62,15 @@ def render(text: str, found: Mapping[str, Result], summary: Table, path: Path) -
         before, end, after = rest[match.end() :].partition(END)
         if not end or START.search(before):
             raise ResultError(f"{path}: {match[0]}: expected {END} after it")
-        body = block(match[1], found, summary, f"{path}: {match[0]}")
+        body = block(match[1], found, summary, f"{path}: {match[0]}", root=root)
         done += f"{rest[: match.end()]}\n\n{body}\n\n{END}"
         rest = after
     return done + rest
 
 
-def block(name: str, found: Mapping[str, Result], summary: Table, where: str) -> str:
+def block(
+    name: str, found: Mapping[str, Result], summary: Table, where: str, *, root: Path = ROOT
+) -> str:
     """Returns the Markdown of a block.
 
     Raises:
@@ -75,7 +79,7 @@ def block(name: str, found: Mapping[str, Result], summary: Table, where: str) ->
     if name == results.SUMMARY:
         return markdown(summary, found, "", where)
     if name == "list":
-        return "\n".join(_list(found))
+        return "\n".join(_list(found, root))
     result, _, table = name.partition("/")
     if result not in found:
         raise ResultError(f"{where}: there is no results/{result}.json")
@@ -93,11 +97,11 @@ def markdown(table: Table, found: Mapping[str, Result], name: str, where: str) -
     return "\n".join(f"| {' | '.join(cells)} |".replace("  ", " ") for cells in lines)
 
 
-def _list(found: Mapping[str, Result]) -> Iterator[str]:
+def _list(found: Mapping[str, Result], root: Path) -> Iterator[str]:
     yield "| Result | Kind | Headline | Date | Hardware |"
     yield "| --- | --- | --- | --- | --- |"
     for name, result in found.items():
-        page = page_of(name)
+        page = page_of(name, root)
         title = f"[{result.title}]({page.name})" if page else result.title
         headline = results.filled(result.headline, found, name, name)
         date, hardware = result.date or UNKNOWN, result.hardware or UNKNOWN

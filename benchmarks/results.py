@@ -97,11 +97,7 @@ def read(path: Path) -> Result:
     Raises:
       ResultError: the file is invalid.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ResultError(f"{path}: expected a JSON file: {error}") from error
-    result = _typed(Result, data, f"{path}: ")
+    result = _typed(Result, _parsed(path), f"{path}: ")
     nested = {"quantities": Quantity, "figures": Figure, "tables": Table}
     typed = {
         field: {
@@ -113,6 +109,13 @@ def read(path: Path) -> Result:
     result = dataclasses.replace(result, **typed)
     _check(result, path)
     return result
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{path}: expected a JSON file: {error}") from error
 
 
 def _typed(cls: type[T], data: Any, where: str) -> T:
@@ -204,7 +207,7 @@ def read_summary(found: Mapping[str, Result], folder: Path = FOLDER) -> Table:
       ResultError: the file is invalid.
     """
     path = folder / f"{SUMMARY}.json"
-    table = _typed(Table, json.loads(path.read_text(encoding="utf-8")), f"{path}: ")
+    table = _typed(Table, _parsed(path), f"{path}: ")
     for number, row in enumerate(table.rows, 1):
         if len(row) != len(table.columns):
             raise ResultError(f"{path}: row {number}: expected {len(table.columns)} cells")
@@ -229,6 +232,8 @@ def filled(text: str, found: Mapping[str, Result], name: str, where: str) -> str
         part = match["part"] or "all"
         if result is None or match["figure"] not in result.figures or part not in PARTS:
             raise ResultError(f"{where}: {match[0]} names no figure")
+        if part in ("low", "high", "range") and result.figures[match["figure"]].low is None:
+            raise ResultError(f"{where}: {match[0]}: the range of this figure was not recorded")
         return _text(result, match["figure"], part)
 
     return REFERENCE.sub(number, text)
