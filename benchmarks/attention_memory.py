@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import figures
+from benchmarks import figures, processes
 from flaxformer_lite.model import backends
 from flaxformer_lite.model.attention import dot_product_attention
 from flaxformer_lite.model.masks import AttentionMask, TokenPositions
@@ -103,9 +103,12 @@ def main() -> None:
     length, found = arguments.shortest, {}
     while length <= arguments.longest:
         for name in NAMES:
-            command = [sys.executable, __file__, *sys.argv[1:], "--point", name, str(length)]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            point = json.loads(output)
+            command = [sys.executable, "-m", "benchmarks.attention_memory", *sys.argv[1:]]
+            command += ["--point", name, str(length)]
+            done = subprocess.run(
+                command, env=processes.environment(), check=True, stdout=subprocess.PIPE
+            )
+            point = json.loads(done.stdout)
             print(table_row(name, length, point), flush=True)
             found[f"{name} {length} MiB"] = point["compiler"] / 2**20
             if "seconds" in point:

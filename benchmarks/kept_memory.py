@@ -12,14 +12,13 @@ threads that share a heap wait for each other.
 import argparse
 import functools
 import json
-import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
 
-from benchmarks import figures
+from benchmarks import figures, processes
 
 STEPS = 20  # of the warm-up, and of the measurement
 KINDS = {"give": 0, "one heap": 2, "keep": 1}  # devices for which memory is kept; 0: not kept
@@ -92,8 +91,9 @@ def main() -> None:
     found = {kind: [] for kind in KINDS}
     for _ in range(arguments.repeats):
         for kind, runs in found.items():
-            words = [sys.executable, __file__, f"--config={arguments.config}", f"--child={kind}"]
-            environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+            words = [sys.executable, "-m", "benchmarks.kept_memory"]
+            words += [f"--config={arguments.config}", f"--child={kind}"]
+            environment = processes.environment(JAX_PLATFORMS="cpu")
             runs.append(
                 json.loads(
                     subprocess.run(words, env=environment, check=True, capture_output=True).stdout

@@ -36,9 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import figures
+from benchmarks import figures, processes
 
-ROOT = Path(__file__).parent.parent
 SMOOTHING, DROPOUT, RATE = 0.1, 0.1, 1e-4
 PRODUCTS = 8  # of large matrices, after the steps of each turn
 SLICE = 1.0  # shortest turn, in seconds
@@ -369,11 +368,9 @@ class Worker:
             f"--flax_wmt={arguments.flax_wmt}",
         ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        # Python searches a script's own folder; the package is in the folder above.
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, __file__, f"--worker={name}", *flags],
-            env=os.environ | {"PYTHONPATH": path},
+            [sys.executable, "-m", "benchmarks.train_step", f"--worker={name}", *flags],
+            env=processes.environment(),
             **pipes,
         )
         self.loss = self._answer()["loss"]
