@@ -5,6 +5,9 @@
     python -m benchmarks NAME --save           # the same, and publishes the new figures
     python -m benchmarks render [--check]      # fills the tables of README.md and docs/
 
+Runs and plots are in `runs/benchmarks/`. A comparison that was stopped continues there; a finished
+one starts again from nothing. `--save` needs a checkout of git without changed files.
+
 A run ends with 1 if a figure that does not depend on the hardware is outside the spread, `render
 --check` if a page differs from the results, and every command with 2 if a file is invalid.
 """
@@ -35,15 +38,20 @@ def measure(name: str, flags: list[str]) -> int:
         raise results.ResultError(
             f"--save: publishes the figures of the file's own commands; remove {' '.join(passed)}"
         )
+    commit = rerun.clean_commit() if save else None
     result, here = found[name], rerun.hardware()
     if other := rerun.other_data(result):
         print(f"{name}: {other}: figures will differ and are not compared", flush=True)
-    measured, seconds = rerun.timed_run(result, passed)
+    output = rerun.output_of(result, passed)
+    measured, seconds, output = rerun.timed_run(result, passed, output)
     comparisons = rerun.compare(result, measured, here)
     print(f"\n{name}: published {result.date} on {result.hardware}; now on {here}")
     print(rerun.table(comparisons))
+    if output.exists():
+        print(f"Runs and plots: {output}")
     if save:
-        print(results.write(rerun.updated(result, measured, seconds)))
+        new = rerun.updated(result, measured, seconds=seconds, commit=commit)
+        print(results.write(new), *rerun.publish(output), sep="\n")
         if result.note:
             print(f"The note was removed; add the parts that still hold: {result.note}")
         print("python -m benchmarks render updates the tables.")

@@ -548,7 +548,8 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        help="JSON file to write, with a text file beside it; default: named after the device",
+        help="JSON file to write, with a text file beside it; default: in runs/, named after the "
+        "device",
     )
     names = [*PARTS, *MODELS]
     parser.add_argument(
@@ -590,7 +591,7 @@ def main() -> None:
             result |= zip(parts, pool.map(run, parts), strict=True)
         accelerator = result["device"].get("accelerator")
         kind = result["device"].get("kind", "unknown").lower().replace(" ", "-")
-        output = output or ROOT / "results" / "raw" / f"accelerator-{kind}.json"
+        output = output or figures.OUTPUT / f"accelerator-{kind}.json"
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(result, indent=2) + "\n")
         output.with_suffix(".txt").write_text("\n".join(lines_of(result)) + "\n")

@@ -1,16 +1,21 @@
 """The common output of all benchmarks: `--json=FILE` writes the figures that the tables show.
 
+Runs and plots are written below OUTPUT, never over files of the repository.
+
 figures.add_flag(parser)
 figures.write(arguments.json, {"greedy seconds": figures.middle(seconds), "bleu": 40.2})
 """
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+OUTPUT_VARIABLE = "BENCHMARKS_OUTPUT"  # set by `python -m benchmarks NAME`
+OUTPUT = Path(os.environ.get(OUTPUT_VARIABLE, "runs"))
 Measured = dict[str, Any]  # value, low, high, n
 
 

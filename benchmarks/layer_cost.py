@@ -19,7 +19,7 @@ Exponents  slopes of logarithms: of FLOPs over all lengths or widths, of time an
            last 3 doublings of the length, or over the widths from 512. The length grows at width 64
            for attention, and at 512 for the other layers
 
-    python -m benchmarks.layer_cost --output=docs/results/layer_cost.png
+    python -m benchmarks.layer_cost --output=runs/layer_cost.png
     python -m benchmarks.layer_cost --lengths 64 128 256 512 --widths 64 512 1024     # fewer points
 """
 
@@ -583,7 +583,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("docs/results/layer_cost.png"), help="figure"
+        "--output", type=Path, default=figures.OUTPUT / "layer_cost.png", help="figure"
     )
     parser.add_argument(
         "--lengths",

@@ -90,7 +90,10 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=512, help="phrases of each timed run")
     parser.add_argument("--scored", type=int, help="validation phrases to score; default: all")
     parser.add_argument(
-        "--output", type=Path, default=Path("runs/parallel_decoding"), help="folder of the runs"
+        "--output",
+        type=Path,
+        default=figures.OUTPUT / "parallel_decoding",
+        help="folder of the runs",
     )
     figures.add_flag(parser)
     arguments = parser.parse_args()

@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("runs/position_lengths"),
+        default=figures.OUTPUT / "position_lengths",
         help="folder of the runs and the figure",
     )
     figures.add_flag(parser)

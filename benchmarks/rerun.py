@@ -1,4 +1,8 @@
-"""Runs the commands of a result again, and compares the new figures with the published ones."""
+"""Runs the commands of a result again, and compares the new figures with the published ones.
+
+A comparison has its own folder of output, named after the commit. The folder is renamed at the end,
+so a comparison that was stopped continues, and a finished one starts from nothing the next time.
+"""
 
 import dataclasses
 import datetime
@@ -6,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,14 +19,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import figures, processes
 from benchmarks.results import Figure, Quantity, Result, ResultError
 
-ROOT = Path(__file__).parent.parent
+ROOT = processes.ROOT
 PROGRAMS = {
     "python": [sys.executable],
     "flaxformer-lite": [sys.executable, "-m", "flaxformer_lite"],
 }
 
+# Files of the output that `--save` copies, and the folder of each.
+PUBLISHED = {
+    "accelerator-*.json": "results/raw",
+    "layer_cost.png": "docs/results",
+    "position_lengths/position_lengths.png": "docs/results",
+}
+# These paths do not change what a command measures, so `--save` may find them changed.
+WITHOUT_EFFECT = ("results", "docs", "README.md")
+SECONDS = "seconds"  # file of the output: time of the parts that were stopped
 PACKAGES = ("jax", "flax", "numpy")  # whose versions every saved result records
 
 
@@ -65,8 +80,12 @@ def limits(figure: Figure, quantity: Quantity) -> tuple[float, float]:
     return low - margin - rounding, high + margin + rounding
 
 
-def run(result: Result, flags: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the figures that the commands measure now, by name; `flags` are passed to each.
+def run(result: Result, flags: Sequence[str], output: Path) -> dict[str, Any]:
+    """Returns the figures that the commands measure now, by name.
+
+    Args:
+      flags: passed to each command.
+      output: the folder of runs and plots.
 
     Raises:
       ResultError: it is a record, or a command fails.
@@ -75,19 +94,25 @@ def run(result: Result, flags: Sequence[str] = ()) -> dict[str, Any]:
         raise ResultError(
             f"{result.name} is a record and cannot be measured again: {result.reason}"
         )
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    commands = {command: _words(command, result.name) for command in result.commands}
+    variables = processes.environment(**{figures.OUTPUT_VARIABLE: str(output)})
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for number, command in enumerate(result.commands):
+        for number, (command, words) in enumerate(commands.items()):
             file = Path(folder) / f"{number}.json"
-            program, *words = shlex.split(command)
-            words = [*PROGRAMS[program], *words, *flags, f"--json={file}"]
-            done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": path})
-            if done.returncode:
+            code = processes.call([*words, *flags, f"--json={file}"], variables)
+            if code:
                 needs = f"; it needs {result.needs}" if result.needs else ""
-                raise ResultError(f"{command} ended with {done.returncode}{needs}")
+                raise ResultError(f"{command} ended with {code}{needs}")
             found |= json.loads(file.read_text(encoding="utf-8"))
     return found
+
+
+def _words(command: str, name: str) -> list[str]:
+    program, *words = shlex.split(command) or [""]
+    if program not in PROGRAMS:
+        raise ResultError(f"{name}: {command!r}: expected a command of {' or '.join(PROGRAMS)}")
+    return [*PROGRAMS[program], *words]
 
 
 def compare(result: Result, measured: Mapping[str, Any], here: str) -> list[Comparison]:
@@ -142,21 +167,23 @@ def table(comparisons: Sequence[Comparison]) -> str:
     )
 
 
-def updated(result: Result, measured: Mapping[str, Any], seconds: float) -> Result:
-    """Returns the result with the new figures, and with commit, date, hardware and versions of now.
+def updated(
+    result: Result, measured: Mapping[str, Any], *, seconds: float, commit: str | None
+) -> Result:
+    """Returns the result with the new figures, and with date, hardware and versions of now.
 
     Raises:
       ResultError: a published figure was not measured.
     """
     if missing := result.figures.keys() - measured.keys():
         raise ResultError(f"{result.name}: not measured: {', '.join(sorted(missing))}")
-    figures = {name: Figure(old.quantity, **measured[name]) for name, old in result.figures.items()}
+    new = {name: Figure(old.quantity, **measured[name]) for name, old in result.figures.items()}
     names = dict.fromkeys([*PACKAGES, *(result.versions or ())])
     versions = {name: importlib.metadata.version(name) for name in names}
     return dataclasses.replace(
         result,
-        figures=figures,
-        commit=commit(),
+        figures=new,
+        commit=commit,
         date=datetime.date.today().isoformat(),
         hardware=hardware(),
         versions=versions,
@@ -166,10 +193,42 @@ def updated(result: Result, measured: Mapping[str, Any], seconds: float) -> Resu
 
 
 def commit() -> str | None:
-    """Returns the short hash of the checkout; None outside a repository."""
-    words = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    """Returns the short hash of the checkout, with '-dirty' if files differ from it.
+
+    Returns None outside a repository, and in a folder of another one.
+    """
+    if _git("rev-parse", "--show-cdup") != "":
+        return None
+    differ = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_except())
+    short = _git("rev-parse", "--short", "HEAD")
+    return short and short + ("-dirty" if differ else "")
+
+
+def _except() -> list[str]:
+    return [f":(exclude){path}" for path in WITHOUT_EFFECT]
+
+
+def _git(*words: str) -> str | None:
+    """Returns what a command of git prints, or None if it fails."""
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    except OSError:
+        return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def clean_commit() -> str:
+    """Returns the short hash of the commit that holds the code.
+
+    Raises:
+      ResultError: no commit does.
+    """
+    here = commit()
+    if here is None:
+        raise ResultError(f"--save: records the commit, and {ROOT} is not a checkout of git")
+    if here.endswith("-dirty"):
+        raise ResultError("--save: records the commit; commit the changed files first")
+    return here
 
 
 def hardware() -> str:
@@ -187,7 +246,39 @@ def hardware() -> str:
     return f"{os.cpu_count()} cores of {names[0] if names else 'an unknown CPU'}"
 
 
-def timed_run(result: Result, flags: Sequence[str]) -> tuple[dict[str, Any], float]:
-    """Returns the figures of a run, and the seconds that it took."""
+def output_of(result: Result, flags: Sequence[str]) -> Path:
+    """Returns the folder of a comparison; one that was stopped at the same commit had the same."""
+    parts = [result.name, *filter(None, [commit()]), *flags]
+    return ROOT / "runs" / "benchmarks" / "-".join(parts).replace("/", "_")
+
+
+def timed_run(
+    result: Result, flags: Sequence[str], output: Path
+) -> tuple[dict[str, Any], float, Path]:
+    """Returns the figures of a run, its seconds and its folder, which is renamed after the run.
+
+    The seconds include those of the parts that were stopped.
+    """
+    spent = output / SECONDS
+    before = float(spent.read_text()) if spent.exists() else 0.0
+    if output.exists():
+        print(f"{result.name}: continues the unfinished comparison in {output}", flush=True)
     started = time.monotonic()
-    return run(result, flags), time.monotonic() - started
+    try:
+        found = run(result, flags, output)
+    finally:
+        seconds = before + time.monotonic() - started
+        if output.exists():
+            spent.write_text(f"{seconds:.1f}\n")
+    if output.exists():
+        output = output.rename(f"{output}-{datetime.datetime.now():%Y%m%dT%H%M%S.%f}")
+    return found, seconds, output
+
+
+def publish(output: Path, root: Path = ROOT) -> list[Path]:
+    """Copies the plots and the raw output of a run to the documentation; returns the new files."""
+    return [
+        Path(shutil.copy(path, root / folder))
+        for pattern, folder in PUBLISHED.items()
+        for path in sorted(output.glob(pattern))
+    ]

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workdir", type=Path, default=Path("sweeps/table3"))
+    parser.add_argument("--workdir", type=Path, default=figures.OUTPUT / "table3")
     figures.add_flag(parser)
     arguments, more = parser.parse_known_args()
     workdir = arguments.workdir.absolute()

@@ -57,6 +57,16 @@ def named(metrics: Mapping[str, object]) -> dict[str, float]:
     }
 
 
+def over_seeds(runs: Mapping[int, Mapping[str, float]]) -> dict[str, float | figures.Measured]:
+    """Returns each score of the first run: its mean over the seeds that have it, and theirs."""
+    found: dict[str, float | figures.Measured] = {}
+    for name in next(iter(runs.values())):
+        value_of = {seed: scores[name] for seed, scores in runs.items() if name in scores}
+        found[name] = figures.mean(list(value_of.values()))
+        found |= {f"{name}, seed {seed}": value for seed, value in value_of.items()}
+    return found
+
+
 def evaluated(workdir: Path, split: str, flags: Sequence[str]) -> dict[str, float]:
     """Returns the scores of `flaxformer-lite evaluate` with more flags."""
     output = workdir / "benchmark" / "-".join([split, *flags]).replace("/", "_")
@@ -85,15 +95,11 @@ def main() -> None:
     arguments, more = parser.parse_known_args()
     if arguments.devices:
         os.environ["XLA_FLAGS"] = ONE_THREAD_A_DEVICE.format(arguments.devices)
-    folder = arguments.output or Path("runs") / Path(arguments.config).stem
+    folder = arguments.output or figures.OUTPUT / Path(arguments.config).stem
     start = functools.partial(train, arguments.config, folder=folder, more=more)
     workdirs = [start(seed) for seed in arguments.seeds]
-    runs = [scores_of(workdir) for workdir in workdirs]
-    found: dict[str, float | figures.Measured] = {}
-    for name in runs[0]:
-        values = [run[name] for run in runs if name in run]
-        found[name] = figures.mean(values)
-        found |= {f"{name}, seed {s}": x for s, x in zip(arguments.seeds, values, strict=False)}
+    runs = map(scores_of, workdirs)
+    found = over_seeds(dict(zip(arguments.seeds, runs, strict=True)))
     if arguments.beam:
         flags = ["--method=beam", "--beam_size=5", "--alpha=1"]
         beam = [evaluated(workdir, "test", flags) for workdir in workdirs]

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import rendering, rerun, results
+from benchmarks import processes, rendering, rerun, results, train_config
 from benchmarks.results import Figure, Quantity, ResultError
 
 SMALL = {
@@ -111,6 +115,19 @@ def test_every_figure_of_a_record_is_shown(repo_root):
         assert result.kind == "rerun" or result.figures.keys() == shown
 
 
+def test_every_commit_of_a_result_is_in_the_history(repo_root):
+    git = ["git", "-C", str(repo_root)]
+    shallow = [*git, "rev-parse", "--is-shallow-repository"]
+    if not shutil.which("git") or not (repo_root / ".git").exists():
+        pytest.skip("no checkout of git")
+    if subprocess.run(shallow, capture_output=True, text=True).stdout.strip() != "false":
+        pytest.skip("a shallow clone")
+    for result in results.read_all(repo_root / "results").values():
+        for commit in [result.commit, *re.findall(r"commit ([0-9a-f]{7,40})", result.note or "")]:
+            words = [*git, "merge-base", "--is-ancestor", commit, "HEAD"]
+            assert commit is None or subprocess.run(words).returncode == 0, result.name
+
+
 @pytest.mark.parametrize(
     ("change", "field", "message"),
     [
@@ -167,6 +184,21 @@ def test_references_become_numbers(tmp_path, text, expected):
     assert results.filled(text, {"small": small(tmp_path)}, "small", "") == expected
 
 
+@pytest.mark.parametrize("part", ["low", "high", "range"])
+def test_a_range_that_was_not_recorded_is_refused(tmp_path, part):
+    cell = f"{{step:{part}}}"
+    with pytest.raises(ResultError, match=r"page: {step:.*: the range .* was not recorded"):
+        results.filled(cell, {"small": small(tmp_path)}, "small", "page")
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_summary_that_cannot_be_read_is_refused(tree, text):
+    path = tree / "results" / "summary.json"
+    path.write_text(text) if text else path.unlink()
+    with pytest.raises(ResultError, match=r"summary\.json: expected a JSON file"):
+        rendering.differing(tree)
+
+
 def test_negative_digits_round_to_tens(tmp_path):
     result = small(tmp_path, quantities__ms__digits=-2)
     assert results.filled("{step}", {"small": result}, "small", "") == "1,200"
@@ -184,6 +216,15 @@ def test_rendering_fills_a_block_and_leaves_the_rest_of_a_page(tree):
     assert text.startswith("# Page\n\n<!-- results: small -->\n") and text.endswith("text\n")
     assert "| BLEU | 41.0 (40.0 to 42.0) |" in text
     assert rendering.differing(tree) == []
+
+
+def test_the_list_links_to_the_pages_of_its_own_checkout(tree):
+    (tree / "docs" / "results" / "mine.md").write_text(
+        "<!-- results: small/run -->\n<!-- end results -->\n"
+    )
+    (tree / "README.md").write_text("<!-- results: list -->\n<!-- end results -->\n")
+    rendering.differing(tree, write=True)
+    assert "| [A small result](mine.md) | rerun |" in (tree / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results/page.md"])
@@ -245,9 +286,10 @@ def test_phrases_of_another_babel_are_not_compared(tmp_path):
 
 def test_a_run_that_agrees_ends_with_0_and_a_falsified_figure_with_1(tree, monkeypatch, capsys):
     name, read_all = "reference 64 MiB", results.read_all
-    measured = rerun.run(read_all(tree / "results")["small"])  # the one real run
+    # The one real run.
+    measured = rerun.run(read_all(tree / "results")["small"], [], tree / "output")
     monkeypatch.setattr(results, "read_all", lambda: read_all(tree / "results"))
-    monkeypatch.setattr(rerun, "run", lambda result, flags: measured)
+    monkeypatch.setattr(rerun, "run", lambda result, flags, output: measured)
     memory = {"unit": "MiB", "digits": 5, "on_hardware": False, "absolute": 0.0, "relative": 0.1}
     for factor, code, verdict in ((1, 0, "within"), (1.2, 1, "OUTSIDE")):
         value = factor * measured[name]["value"]
@@ -265,13 +307,125 @@ def test_a_run_that_agrees_ends_with_0_and_a_falsified_figure_with_1(tree, monke
 def test_saved_figures_replace_the_published_ones_with_today_s_facts(tmp_path):
     figure = {"value": 41.3, "low": 41.0, "high": 41.6, "n": 3}
     result = small(tmp_path)
-    new = rerun.updated(result, {"score": figure, "step": figure, "more": figure}, 7.0)
+    facts = {"seconds": 7.0, "commit": "abc1235"}
+    new = rerun.updated(result, {"score": figure, "step": figure, "more": figure}, **facts)
     assert new.figures["score"] == Figure("BLEU", 41.3, 41.0, 41.6, 3)
     assert set(new.figures) == set(result.figures)
-    assert (new.hardware, new.seconds) == (rerun.hardware(), 7.0)
+    assert (new.hardware, new.seconds, new.commit) == (rerun.hardware(), 7.0, "abc1235")
     assert {"jax", "numpy"} <= new.versions.keys() and new.versions["jax"] != "0"
     with pytest.raises(ResultError, match="not measured: step"):
-        rerun.updated(result, {"score": figure}, 7.0)
+        rerun.updated(result, {"score": figure}, **facts)
+
+
+@pytest.fixture
+def checkout(tree, monkeypatch):
+    """The tree as a checkout of git, whose results are measured without a run."""
+    git = ["git", "-C", str(tree), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    (tree / "code.py").write_text("")
+    (tree / ".gitignore").write_text("/runs/\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "First"]):
+        subprocess.run([*git, *words], check=True)
+    read_all, write = results.read_all, results.write
+    monkeypatch.setattr(rerun, "ROOT", tree)
+    monkeypatch.setattr(results, "read_all", lambda: read_all(tree / "results"))
+    monkeypatch.setattr(results, "write", lambda result: write(result, tree / "results"))
+    monkeypatch.setattr(rerun.publish, "__defaults__", (tree,))
+    return tree
+
+
+def measured_with(monkeypatch, value, stop=False):
+    """Lets a run write its output, and end with `value` for each figure; returns what it finds."""
+    found = []
+
+    def run(result, flags, output):
+        found.append(sorted(path.name for path in output.iterdir()) if output.exists() else None)
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "layer_cost.png").write_text(f"{value}")
+        if stop:
+            raise SystemExit(143)
+        return {
+            name: {"value": value, "low": value, "high": value, "n": 1} for name in result.figures
+        }
+
+    monkeypatch.setattr(rerun, "run", run)
+    return found
+
+
+def test_a_finished_comparison_is_measured_again_and_a_stopped_one_continues(
+    checkout, monkeypatch, capsys
+):
+    for stop, before in ((False, None), (True, None), (False, ["layer_cost.png", "seconds"])):
+        found = measured_with(monkeypatch, 41.0, stop)
+        if stop:
+            with pytest.raises(SystemExit):
+                command.main(["small"])
+        else:
+            assert command.main(["small"]) == 0
+        assert found == [before]
+        assert ("continues the unfinished comparison" in capsys.readouterr().out) == bool(before)
+
+
+def test_only_save_changes_published_files(checkout, monkeypatch):
+    plot, file = checkout / "docs" / "results" / "layer_cost.png", checkout / "results/small.json"
+    before = file.read_text()
+    measured_with(monkeypatch, 41.5)
+    command.main(["small"])
+    assert not plot.exists() and file.read_text() == before
+    assert command.main(["small", "--save"]) == 0
+    assert plot.read_text() == "41.5"
+    saved = results.read(file)
+    assert saved.figures["score"].value == 41.5 and saved.commit == rerun.commit()
+
+
+def test_nothing_is_saved_without_a_commit_of_the_code(checkout, monkeypatch, capsys):
+    found, clean = measured_with(monkeypatch, 41.0), rerun.commit()
+    (checkout / "README.md").write_text("changed")
+    assert rerun.commit() == clean
+    (checkout / "code.py").write_text("changed")
+    assert rerun.commit() == f"{clean}-dirty"
+    assert command.main(["small", "--save"]) == 2
+    assert "commit the changed files first" in capsys.readouterr().err
+    monkeypatch.setattr(rerun, "ROOT", checkout / "results")  # a folder of another checkout
+    assert command.main(["small", "--save"]) == 2
+    assert "is not a checkout of git" in capsys.readouterr().err
+    assert found == []
+
+
+@pytest.mark.parametrize("line", ["make figures", ""])
+def test_a_command_of_another_program_is_refused(tmp_path, line):
+    with pytest.raises(ResultError, match="expected a command of python or flaxformer-lite"):
+        rerun.run(small(tmp_path, commands=[line]), [], tmp_path)
+
+
+def test_a_seed_without_a_score_does_not_shift_those_of_the_others():
+    runs = {3: {"bleu": 1.0}, 5: {}, 8: {"bleu": 2.0}}
+    found = train_config.over_seeds(runs)
+    assert (found["bleu, seed 3"], found["bleu, seed 8"]) == (1.0, 2.0)
+    assert "bleu, seed 5" not in found and found["bleu"]["value"] == 1.5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_and_the_processes_that_it_started(number):
+    sleeps = "import time; print('ready', flush=True); time.sleep(600)"
+    starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleeps!r}])"
+    calls = f"""
+import os, sys
+from benchmarks import processes
+processes.call([sys.executable, "-c", {starts!r}], os.environ)"""
+    words = [sys.executable, "-c", calls]
+    run = subprocess.Popen(words, env=processes.environment(), stdout=subprocess.PIPE, text=True)
+    assert run.stdout.readline() == "ready\n"
+    run.send_signal(number)
+    run.communicate(timeout=30)  # returns when no process has the output open
+    assert run.returncode == 128 + number
+
+
+def test_a_child_finds_the_packages_of_the_checkout_from_any_folder(tmp_path):
+    words = [sys.executable, "-c", "import benchmarks; print(*benchmarks.__path__)"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=processes.environment(), capture_output=True, text=True
+    )
+    assert str(processes.ROOT / "benchmarks") in done.stdout
 
 
 def test_the_list_has_a_line_for_each_result(capsys, repo_root):
