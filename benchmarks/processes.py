@@ -49,7 +49,7 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _end(leader: subprocess.Popen) -> None:
-    """Ends the leader's group: asks it to, and kills what is left after GRACE or another signal."""
+    """Ends the leader's group: asks it to, and kills the rest after GRACE or another signal."""
     try:
         os.killpg(leader.pid, signal.SIGTERM)
         ends = time.monotonic() + GRACE

@@ -34,7 +34,7 @@ PUBLISHED = {
     "layer_cost.png": "docs/results",
     "position_lengths/position_lengths.png": "docs/results",
 }
-# These paths do not change what a command measures, so `--save` may find them changed.
+# No command reads these paths, so `--save` may find them changed.
 WITHOUT_EFFECT = ("results", "docs", "README.md")
 SECONDS = "seconds"  # file of the output: time of the parts that were stopped
 PACKAGES = ("jax", "flax", "numpy")  # whose versions every saved result records
@@ -209,7 +209,7 @@ def _except() -> list[str]:
 
 
 def _git(*words: str) -> str | None:
-    """Returns what a command of git prints, or None if it fails."""
+    """Returns the output of a command of git, or None if it fails."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
     except OSError:
