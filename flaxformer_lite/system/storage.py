@@ -227,10 +227,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
         partial.write_bytes(content)
         partial.replace(path)
     except IsADirectoryError as error:
-        raise NotWritten(
+        refused = NotWritten(
             f"{path}: cannot be written: a folder has this name; move it away, and start the same "
             "command again."
-        ) from error
+        )
+        refused.strerror = error.strerror  # of the messages of callers
+        raise refused from error
     finally:
         partial.unlink(missing_ok=True)
 
