@@ -30,7 +30,10 @@ root_doc = "index"
 language = "en"
 highlight_language = "text"
 nitpicky = True  # an unknown name in a cross-reference is an error
-nitpick_ignore_regex = [(r"py:.*", r"(?!flaxformer_lite\.).*")]  # names of other libraries
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!flaxformer_lite\.).*"),  # names of other libraries
+    (r"py:class", r"flaxformer_lite\.decoding\.beam\.Length"),  # a type variable
+]
 
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
