@@ -14,7 +14,7 @@ from pathlib import Path
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, DataConfig
 from flaxformer_lite.fields import FIXED_BY_WEIGHTS
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, NotWritten
 from flaxformer_lite.system.storage import (
     NO_LOCKS,
     absolute,
@@ -118,11 +118,11 @@ class Workdir:
                 logging.warning("%s: not copied from %s now: %s", copy, file, error)
 
     def write_sample(self, name: str, text: str) -> None:
-        """Writes `samples/<name>`; logs a warning if a bucket fails, so that training continues."""
+        """Writes `samples/<name>`, or warns of a failing bucket or of a folder with this name."""
         try:
             write_whole(self.samples / name, text)
         except OSError as error:
-            if not in_bucket(self.path):
+            if not (in_bucket(self.path) or isinstance(error, NotWritten)):
                 raise
             logging.warning("%s: not written: %s", self.samples / name, error)
 

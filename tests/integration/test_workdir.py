@@ -44,6 +44,16 @@ def test_the_saved_config_is_read_back(tmp_path):
     assert sorted(path.name for path in paths.path.iterdir()) == ["config.json", "samples"]
 
 
+def test_a_folder_with_the_name_of_a_sample_is_a_warning_so_that_no_steps_are_lost(
+    tmp_path, caplog
+):
+    paths = workdir.create(tmp_path, Config())
+    (paths.samples / "8.txt").mkdir(parents=True)
+    paths.write_sample("8.txt", "a text")
+    assert "8.txt: cannot be written: a folder has this name; move it away" in caplog.text
+    assert runs.files_below(paths.samples) == {"8.txt": b""}  # no partial file
+
+
 def test_a_csv_of_a_run_from_before_tables_were_read_is_still_plain_lines(tmp_path):
     file, run = tmp_path / "a.csv", tmp_path / "run"
     file.write_text('"one, two"\nthree\n')

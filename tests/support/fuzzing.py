@@ -132,8 +132,7 @@ def wrong_end(ended: Ended) -> str | None:
 def left_behind(folder: Path, before: dict[str, bytes], ended: Ended, *, own: str) -> str | None:
     """Returns which files of `folder` a command left.
 
-    It may write below `own` if it succeeds, has resumed from an earlier checkpoint, or trained
-    before a file of the result could not be written.
+    It may write below `own` if it succeeds, or has resumed from an earlier checkpoint.
     """
     after = runs.files_below(folder)
     changed = sorted(
@@ -141,7 +140,7 @@ def left_behind(folder: Path, before: dict[str, bytes], ended: Ended, *, own: st
     )
     aside = tuple(name.removesuffix(DAMAGED) for name in changed if name.endswith(DAMAGED))
     changed = [name for name in changed if not name.startswith(aside)]  # renamed, with a warning
-    if ended.code == 0 or aside or (ended.code == 1 and "cannot be written" in ended.err):
+    if ended.code == 0 or aside:
         changed = [
             name for name in changed if not name.startswith(own) or HALF_WRITTEN.search(name)
         ]
