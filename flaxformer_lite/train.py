@@ -262,7 +262,8 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
     run.steps.start_all(data.train.plan.shapes() if ahead else ())
     if start.parts:
         state = mode.put_state(from_parts(start.parts))
-    elif fresh_state is not None:
+    else:
+        assert fresh_state is not None, "it is made if no checkpoint is read"
         state = wait(fresh_state)
     if start.imported:
         state = _with_imported_weights(run, state)

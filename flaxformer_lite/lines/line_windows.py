@@ -125,7 +125,7 @@ class LineReader:
 
     def skip(self, *, bytes: int, lines: int) -> str:
         """Skips the part that an earlier reader has done, and returns its SHA-256."""
-        while self.bytes < bytes and (chunk := self._read("read", min(CHUNK, bytes - self.bytes))):
+        while self.bytes < bytes and (chunk := self._read(min(CHUNK, bytes - self.bytes))):
             self._count(chunk)
         self.lines = lines
         return self._digest.hexdigest()
@@ -154,7 +154,7 @@ class LineReader:
         lines: list[bytes] = []
         free = WINDOW_BYTES
         while len(lines) < most and not self._ended:  # a terminal's end of input comes only once
-            line = self._ahead or self._read("readline", WINDOW_BYTES + 1)
+            line = self._ahead or self._read(WINDOW_BYTES + 1, line=True)
             self._ahead = b""
             if len(line) > WINDOW_BYTES:
                 number = self.lines + len(lines) + 1
@@ -174,14 +174,13 @@ class LineReader:
         self._digest.update(content)
         self.bytes += len(content)
 
-    def _read(self, method: str, size: int) -> bytes:
-        """Returns bytes by the file's `method`, "read" or "readline"."""
+    def _read(self, size: int, *, line: bool = False) -> bytes:
+        """Returns at most `size` bytes, or those of them that belong to the next line."""
         try:
             if not self._is_open:
                 self._file, self._is_open = decompressed_input(self._file), True
                 self.size = _size(self._file)
-            content: bytes = getattr(self._file, method)(size)
-            return content
+            return self._file.readline(size) if line else self._file.read(size)
         except UNREADABLE as error:
             raise self._unreadable(error) from error
 
