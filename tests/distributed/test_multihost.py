@@ -227,7 +227,7 @@ def test_a_wrong_tokenizer_found_by_process_0_ends_both_with_the_reason(never_ki
         assert code == 2
         (line,) = runs.error_lines(err)
         assert line.startswith("error: process 0 on ") and line.count("process 0 on ") == 1
-        assert "tokenizer.model: not what the text of 'train[:300]' gives now" in line
+        assert "tokenizer.model: differs from the tokenizer that the text of 'train[:300]'" in line
 
 
 @pytest.mark.slow

@@ -152,7 +152,9 @@ def test_a_tokenizer_of_an_earlier_start_is_refused_if_the_text_gives_another_no
     tokenizer.train(dataset.read("test").texts(), other, vocab_size=1500, kind="bpe")
     content = other.read_bytes()
     with pytest.raises(
-        ValueError, match=r"other\.model: not what the text of 'train' gives now, .* or delete it"
+        ValueError,
+        match=r"other\.model: differs from the tokenizer that the text of 'train' gives now, "
+        ".* or delete it",
     ):
         pipeline.load(config, dataset, other, True)
     assert other.read_bytes() == content

@@ -334,7 +334,7 @@ def checkout(tree, monkeypatch):
 
 
 def measured_with(monkeypatch, value, stop=False):
-    """Lets a run write its output, and end with `value` for each figure; returns what it finds."""
+    """Lets a run write its output, with `value` for each figure; returns the files found before."""
     found = []
 
     def run(result, flags, output):

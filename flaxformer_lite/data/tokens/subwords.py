@@ -75,9 +75,9 @@ def provide_tokenizer(config: Config, reader: Reader, path: Path, *, verify: boo
             tokenizer.train(texts, path, **options)
         elif tokenizer.trained(texts, **options) != path.read_bytes():
             raise InputError(
-                f"{path}: not what the text of {config.data.train_split!r} gives now, and no "
-                "checkpoint needs it yet; put the old text back, or delete it, which makes a new "
-                "one."
+                f"{path}: differs from the tokenizer that the text of "
+                f"{config.data.train_split!r} gives now, and no checkpoint needs it yet; put the "
+                "old text back, or delete it, which makes a new one."
             )
 
     multihost.by_process_0(provide)
