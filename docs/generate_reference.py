@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from absl import flags  # noqa: E402
 
-from flaxformer_lite import fields  # noqa: E402
+from flaxformer_lite import field_rules, fields  # noqa: E402
 from flaxformer_lite.cli import (  # noqa: E402
     commands,
     exchange_flags,
@@ -109,7 +109,7 @@ def config_page() -> str:
             table(("Field", "Default", "Meaning"), rows),
         ]
     changeable = sorted(
-        name for name in every_field(hints) if name.startswith(fields.MAY_DIFFER_ON_RESUME)
+        name for name in every_field(hints) if name.startswith(field_rules.MAY_DIFFER_ON_RESUME)
     )
     parts += [
         "## Fields that may change on resume",
@@ -157,9 +157,10 @@ def meaning(section: str, name: str, comments: dict[str, str], possible: str) ->
     """Returns the comment of a field as Markdown, with its condition and its possible values."""
     cls = typing.get_type_hints(fields.Config)[section].__name__
     text = markdown(comments[f"{cls}.{name}"])
-    condition = fields.READ_IF.get(f"{section}.{name}")
-    if condition and not text.startswith(code(condition[1])):
-        text += f". Only with {code(f'{condition[0]}={condition[1]}')}"
+    condition = field_rules.READ_IF.get(f"{section}.{name}")
+    if condition and not any(text.startswith(code(value)) for value in condition[1]):
+        needed = " or ".join(code(f"{condition[0]}={value}") for value in condition[1])
+        text += f". Only with {needed}"
     return f"{sentence(text)} {sentence(possible)}"
 
 
@@ -170,8 +171,8 @@ def values(section: str, field: dataclasses.Field, cls: type) -> str:
     optional, plain = type(None) in options, next((o for o in options if o is not type(None)), hint)
     if typing.get_origin(plain) is tuple:
         text = f"tuple of {TYPES[typing.get_args(plain)[0]]}s"
-    elif name in fields.CHOICES:
-        text = f"one of {', '.join(map(code, fields.CHOICES[name]))}"
+    elif name in field_rules.CHOICES:
+        text = f"one of {', '.join(map(code, field_rules.CHOICES[name]))}"
     else:
         text = TYPES[plain] + limits(name)
     return f"{text}, or `None`" if optional else text
@@ -179,10 +180,10 @@ def values(section: str, field: dataclasses.Field, cls: type) -> str:
 
 def limits(name: str) -> str:
     """Returns the range of a field: ' >= 1' or the like; empty if any value is valid."""
-    low, high = fields.LOWEST.get(name), fields.HIGHEST.get(name)
-    if name in fields.BELOW_ONE:
+    low, high = field_rules.LOWEST.get(name), field_rules.HIGHEST.get(name)
+    if name in field_rules.BELOW_ONE:
         return " from 0 to below 1"
-    if name in fields.POSITIVE:
+    if name in field_rules.POSITIVE:
         return " > 0"
     if low is not None and high is not None:
         return (
@@ -283,7 +284,7 @@ def flag_table(found: dict[str, flags.Flag]) -> str:
 
 def flag_values(name: str, flag: flags.Flag) -> str:
     """Returns the type, the choices or the range of a flag as Markdown; empty for any text."""
-    of_config = fields.CHOICES.get(f"decode.{name}") if name in shared_flags.DECODE else None
+    of_config = field_rules.CHOICES.get(f"decode.{name}") if name in shared_flags.DECODE else None
     choices = getattr(flag.parser, "enum_values", None) or of_config or ()
     if choices := [choice for choice in choices if choice not in FORMER_NAMES]:
         named = set(choices) <= set(re.findall(r"\w+", flag.help.split(">: ")[-1]))

@@ -27,7 +27,7 @@ from flaxformer_lite.config_checks import (
     check_model,
     parse_average,
 )
-from flaxformer_lite.fields import (
+from flaxformer_lite.field_rules import (
     BELOW_ONE,
     CHOICES,
     HIGHEST,
@@ -36,6 +36,8 @@ from flaxformer_lite.fields import (
     OWN_TEXT,
     POSITIVE,
     READ_IF,
+)
+from flaxformer_lite.fields import (
     Config,
     DataConfig,
     DecodeConfig,

@@ -4,11 +4,13 @@ import math
 import os
 from collections.abc import Set
 
-from flaxformer_lite.fields import (
+from flaxformer_lite.field_rules import (
     CHOICES,
     OWN_TEXT,
     PRODUCT_POSITIONS,
     READ_IF,
+)
+from flaxformer_lite.fields import (
     Config,
     DataConfig,
     DecodeConfig,
@@ -121,11 +123,12 @@ def _check_ignored(config: Config, given: Set[str]) -> None:
     """Raises InputError if a given field has no effect."""
     for name in sorted(given & READ_IF.keys()):
         other, wanted = READ_IF[name]
-        if _value(config, other) != wanted:
+        if _value(config, other) not in wanted:
             default = _value(Config(), name)
             is_default = _value(config, name) == default
             this = "leave this unset" if is_default else f"this to {default!r}"
-            raise InputError(f"config.{name}: requires {other}={wanted!r}; set that, or {this}.")
+            needed = " or ".join(f"{other}={value!r}" for value in wanted)
+            raise InputError(f"config.{name}: requires {needed}; set that, or {this}.")
     if config.model.architecture == "encoder_classifier":
         for name in sorted(given):
             if name.startswith(("decode.", "model.output_bias", "model.tie_embeddings")):

@@ -24,7 +24,7 @@ import numpy as np
 import sacrebleu
 from sacrebleu.significance import PairedTest, estimate_ci
 
-from flaxformer_lite.fields import BLEU_TOKENIZERS
+from flaxformer_lite.field_rules import BLEU_TOKENIZERS
 from flaxformer_lite.system.errors import InputError
 
 SEED = 12345  # of resampling; sacreBLEU's default

@@ -17,7 +17,7 @@ from flaxformer_lite.cli.shared_flags import (
     model_given,
 )
 from flaxformer_lite.config_files import texts_of
-from flaxformer_lite.fields import BLEU_TOKENIZERS
+from flaxformer_lite.field_rules import BLEU_TOKENIZERS
 from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import WINDOW
 from flaxformer_lite.system.compressed import without_suffix

@@ -26,7 +26,8 @@ from flaxformer_lite.data.tokens import (
 from flaxformer_lite.data.tokens.ragged import Ragged, count_shared, hashes
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer, Tokenizer
-from flaxformer_lite.fields import BOS, OWN_TEXT
+from flaxformer_lite.field_rules import OWN_TEXT
+from flaxformer_lite.fields import BOS
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import absolute

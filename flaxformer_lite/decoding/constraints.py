@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.fields import BOS, EOS, PAD, UNK, DecodeConfig
+from flaxformer_lite.fields import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    DecodeConfig,
+)
 
 IN_NO_TEXT = PAD, BOS, UNK  # no method generates these
 

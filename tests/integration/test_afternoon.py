@@ -59,7 +59,7 @@ def changed_copy(repo_root: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_a_new_scheme_changes_three_files_in_at_most_forty_lines():
     assert SCHEME not in CHOICES["model.position"]
     files = [
-        "flaxformer_lite/fields.py",
+        "flaxformer_lite/field_rules.py",
         "flaxformer_lite/model/positions.py",
         "tests/unit/test_positions.py",
     ]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flaxformer_lite.fields import CHOICES, Config
+from flaxformer_lite.field_rules import CHOICES
+from flaxformer_lite.fields import Config
 
 FIELDS = {
     f"{section.name}.{field.name}": field

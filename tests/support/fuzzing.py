@@ -42,7 +42,7 @@ from flaxformer_lite.cli import commands, train_flags
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import preparation
-from flaxformer_lite.fields import OWN_TEXT
+from flaxformer_lite.field_rules import OWN_TEXT
 from flaxformer_lite.system import runtime
 from flaxformer_lite.system.errors import InputError, is_of_a_path
 from flaxformer_lite.training.checkpoint import DAMAGED

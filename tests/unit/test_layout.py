@@ -26,7 +26,7 @@ ORDER = (
     ("data",),
     ("model", "runs"),
     ("config_files", "config", "config_checks"),
-    ("fields", "scoring", "system"),
+    ("field_rules", "fields", "scoring", "system"),
 )
 
 # Only these modules import a heavy library.
@@ -67,7 +67,14 @@ DOORS = {
 }
 # model/ may import these, the standard library, its own folder, the settings and the error.
 MODEL_MAY_IMPORT = {"jax", "flax", "numpy"}
-MODEL_MAY_IMPORT_OF_PACKAGE = ("config", "config_checks", "fields", "system.errors", "model")
+MODEL_MAY_IMPORT_OF_PACKAGE = (
+    "config",
+    "config_checks",
+    "field_rules",
+    "fields",
+    "system.errors",
+    "model",
+)
 DYNAMIC_IMPORTS = {"importlib.import_module", "import_module", "__import__"}
 NOT_LIFTED = "the folder could no longer be lifted out"
 MAX_FILE_LINES = 400

@@ -10,7 +10,7 @@ from flaxformer_lite.config import Config, DataConfig, ModelConfig
 from flaxformer_lite.data.sources.examples import Examples
 from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
-from flaxformer_lite.fields import CHOICES
+from flaxformer_lite.field_rules import CHOICES
 from flaxformer_lite.system.errors import InputError
 
 KINDS = CHOICES["data.normalization"]

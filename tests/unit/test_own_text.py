@@ -9,7 +9,7 @@ import pytest
 
 from flaxformer_lite.data.sources import builders, own_text
 from flaxformer_lite.data.sources.own_text import OwnText
-from flaxformer_lite.fields import OWN_TEXT
+from flaxformer_lite.field_rules import OWN_TEXT
 
 
 @pytest.fixture(autouse=True)

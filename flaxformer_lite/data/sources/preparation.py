@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from flaxformer_lite.fields import OWN_TEXT
+from flaxformer_lite.field_rules import OWN_TEXT
 from flaxformer_lite.system.errors import InputError, did_you_mean, is_of_a_disk, is_of_a_path
 from flaxformer_lite.system.storage import check_bucket, fetch, in_bucket, locked, on_disk, place
 

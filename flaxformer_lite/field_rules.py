@@ -1,0 +1,130 @@
+"""Valid values of the fields, fields that need others, and fields that a later start may change."""
+
+import dataclasses
+
+from flaxformer_lite.fields import ModelConfig
+
+# of sacreBLEU
+BLEU_TOKENIZERS = ("13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores200", "spm")
+
+CHOICES = {
+    "model.architecture": ("encoder_decoder", "encoder_classifier", "decoder_lm"),
+    "model.position": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "alibi", "none"),
+    "model.attention": ("dot_product", "additive"),
+    "model.backend": ("auto", "reference", "blockwise", "xla", "cudnn", "flash"),
+    "model.norm": ("layer_norm", "rms_norm"),
+    "model.decoder": ("causal", "masked"),
+    "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "swiglu"),
+    "model.pooling": ("mean", "first"),
+    "model.norm_placement": ("post", "pre"),
+    "model.remat": ("none", "dots", "full"),
+    "model.dtype": ("float32", "bfloat16"),
+    "data.tokenizer": ("unigram", "bpe", "marian"),
+    "data.vocab_limit": ("hard", "soft"),
+    "data.faults": ("refuse", "drop"),
+    "optim.schedule": ("paper", "inverse_sqrt", "linear"),
+    "data.normalization": ("none", "whitespace", "nfc", "nfkc"),
+    "data.bleu_tokenizer": BLEU_TOKENIZERS,
+    "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
+    "decode.method": ("greedy", "sample", "beam", "mask_predict"),
+    "decode.penalty": ("wu", "power"),
+    "parallel.mode": ("mesh", "pmap"),
+}
+# Values of data.dataset that read custom files.
+OWN_TEXT = ("parallel_text", "plain_text", "labelled_text")
+# Position schemes that act on the product query . key, which additive attention does not compute.
+PRODUCT_POSITIONS = ("rotary", "relative")
+# Inclusive lowest values; a field that is not listed may be any number of its type.
+AT_LEAST_ONE = """
+    model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length
+    model.num_encoder_layers model.num_decoder_layers model.relative_clip model.attention_window
+    data.tokens_per_batch data.rows_multiple data.vocabulary_sample data.longest_line
+    data.num_buckets optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
+    train.eval_every train.checkpoint_every train.keep_newest train.patience decode.top_k
+    decode.beam_size decode.no_repeat_ngram decode.iterations decode.length_candidates
+    decode.tokens_per_batch
+""".split()
+AT_LEAST_ZERO = """
+    train.keep_best train.decode_examples decode.max_extra_length decode.min_length
+    data.seed train.seed decode.seed
+""".split()
+LOWEST = {
+    **dict.fromkeys(AT_LEAST_ONE, 1),
+    **dict.fromkeys(AT_LEAST_ZERO, 0),
+    "model.num_classes": 2,
+    "model.vocab_size": 8,
+    "data.vocab_size": 8,
+    "data.character_coverage": 0.98,  # SentencePiece's bound
+    "decode.alpha": 0.0,
+    "train.r_drop": 0.0,
+}
+HIGHEST = {  # inclusive
+    **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1),
+    "decode.alpha": 10.0,  # the length penalty of 7,000 tokens still fits in a float32
+    "train.r_drop": 100.0,
+    "data.character_coverage": 1.0,
+    **dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20),
+    **dict.fromkeys(("decode.beam_size", "decode.iterations", "decode.length_candidates"), 1000),
+}
+POSITIVE = """
+    model.norm_epsilon model.rope_base optim.learning_rate optim.eps optim.clip_norm
+    decode.temperature decode.top_p
+""".split()
+BELOW_ONE = """
+    model.dropout model.attention_dropout train.label_smoothing train.ema_decay optim.b1 optim.b2
+    data.subword_sampling
+""".split()
+
+# Fields that have an effect only if another field has one of these values.
+READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
+    **dict.fromkeys(
+        ("model.relative_clip", "model.relative_values"), ("model.position", ("relative",))
+    ),
+    "model.rope_base": ("model.position", ("rotary",)),
+    "model.pooling": ("model.architecture", ("encoder_classifier",)),
+    "data.num_buckets": ("data.packing", (False,)),
+    "train.r_drop": ("model.decoder", ("causal",)),
+    "data.pretokenized": ("model.architecture", ("encoder_decoder",)),
+    "data.bleu_tokenizer": ("model.architecture", ("encoder_decoder",)),
+    **dict.fromkeys(
+        ("decode.temperature", "decode.top_k", "decode.top_p", "decode.seed"),
+        ("decode.method", ("sample",)),
+    ),
+    **dict.fromkeys(
+        ("decode.beam_size", "decode.alpha", "decode.penalty"), ("decode.method", ("beam",))
+    ),
+    **dict.fromkeys(
+        ("decode.iterations", "decode.length_candidates"), ("decode.method", ("mask_predict",))
+    ),
+}
+
+# Fields of `train` that a resumed run may change. They do not affect earlier steps. Later steps
+# stay the same too, except under another model.backend or model.remat (rounding), and under the
+# 'linear' schedule, which ends at the new train.num_steps.
+RESUMED = """
+    num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience
+    decode_examples profile
+""".split()
+# Fields that imported weights fix before the first step; all others may still change.
+NOT_IN_WEIGHTS = ("dropout", "attention_dropout", "dtype", "remat", "backend")
+FIXED_BY_WEIGHTS = (
+    "data.tokenizer",
+    "data.vocab_size",
+    "data.vocab_limit",
+    *(
+        f"model.{each.name}"
+        for each in dataclasses.fields(ModelConfig)
+        if each.name not in NOT_IN_WEIGHTS
+    ),
+)
+MAY_DIFFER_ON_RESUME = (
+    "parallel.",
+    "decode.",
+    "data.bleu_tokenizer",
+    "data.train_files",  # files are known by their contents
+    "data.validation_files",
+    "data.test_files",
+    "model.backend",
+    "model.remat",
+    *(f"train.{name}" for name in RESUMED),
+)
