@@ -70,7 +70,7 @@ SHARED = {  # flags of several commands: title, introduction, the function that 
 SECTIONS = {
     "model": "Shape of the model.",
     "data": "Datasets, tokenizer and batches.",
-    "optim": "Adam and its learning rate.",
+    "optim": "The optimizer, its learning rate, and which parameters it trains.",
     "train": "Length of the training, its loss, evaluations and checkpoints.",
     "decode": "How text is generated.",
     "parallel": "How devices share the work.",

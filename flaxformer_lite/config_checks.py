@@ -17,6 +17,7 @@ from flaxformer_lite.fields import (
     ModelConfig,
     TrainConfig,
 )
+from flaxformer_lite.optim_checks import check_optim
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 
@@ -35,6 +36,7 @@ def check_contradictions(config: Config, given: Set[str]) -> None:
     _check_normalization(config)
     _check_packing(config)
     _check_training(config)
+    check_optim(config, given)
     _check_parallel(config)
     _check_best_metric(config)
 

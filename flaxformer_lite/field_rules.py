@@ -22,7 +22,8 @@ CHOICES = {
     "data.tokenizer": ("unigram", "bpe", "marian"),
     "data.vocab_limit": ("hard", "soft"),
     "data.faults": ("refuse", "drop"),
-    "optim.schedule": ("paper", "inverse_sqrt", "linear"),
+    "optim.optimizer": ("adam", "adamw", "lion", "adafactor", "muon", "sgd", "schedule_free"),
+    "optim.schedule": ("paper", "inverse_sqrt", "linear", "cosine", "wsd", "constant"),
     "data.normalization": ("none", "whitespace", "nfc", "nfkc"),
     "data.bleu_tokenizer": BLEU_TOKENIZERS,
     "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
@@ -39,9 +40,9 @@ AT_LEAST_ONE = """
     model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length
     model.num_encoder_layers model.num_decoder_layers model.relative_clip model.attention_window
     data.tokens_per_batch data.rows_multiple data.vocabulary_sample data.longest_line
-    data.num_buckets optim.warmup_steps optim.accumulate_steps train.num_steps train.log_every
-    train.eval_every train.checkpoint_every train.keep_newest train.patience decode.top_k
-    decode.beam_size decode.no_repeat_ngram decode.iterations decode.length_candidates
+    data.num_buckets optim.warmup_steps optim.decay_steps optim.accumulate_steps train.num_steps
+    train.log_every train.eval_every train.checkpoint_every train.keep_newest train.patience
+    decode.top_k decode.beam_size decode.no_repeat_ngram decode.iterations decode.length_candidates
     decode.tokens_per_batch
 """.split()
 AT_LEAST_ZERO = """
@@ -72,7 +73,7 @@ POSITIVE = """
 """.split()
 BELOW_ONE = """
     model.dropout model.attention_dropout train.label_smoothing train.ema_decay optim.b1 optim.b2
-    data.subword_sampling
+    optim.momentum optim.final_rate optim.weight_decay data.subword_sampling
 """.split()
 
 # Fields that have an effect only if another field has one of these values.
@@ -82,6 +83,14 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
     ),
     "model.rope_base": ("model.position", ("rotary",)),
     "model.pooling": ("model.architecture", ("encoder_classifier",)),
+    "optim.decay_steps": ("optim.schedule", ("wsd",)),
+    "optim.final_rate": ("optim.schedule", ("cosine", "wsd")),
+    **dict.fromkeys(
+        ("optim.b1", "optim.b2"),
+        ("optim.optimizer", ("adam", "adamw", "lion", "muon", "schedule_free")),
+    ),
+    "optim.eps": ("optim.optimizer", ("adam", "adamw", "muon", "schedule_free")),
+    "optim.momentum": ("optim.optimizer", ("sgd", "muon")),
     "data.num_buckets": ("data.packing", (False,)),
     "train.r_drop": ("model.decoder", ("causal",)),
     "data.pretokenized": ("model.architecture", ("encoder_decoder",)),
@@ -100,7 +109,7 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
 
 # Fields of `train` that a resumed run may change. They do not affect earlier steps. Later steps
 # stay the same too, except under another model.backend or model.remat (rounding), and under the
-# 'linear' schedule, which ends at the new train.num_steps.
+# schedules 'linear', 'cosine' and 'wsd', which end at the new train.num_steps.
 RESUMED = """
     num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience
     decode_examples profile

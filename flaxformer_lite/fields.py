@@ -149,24 +149,41 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    """Adam and its learning rate; section 5.3."""
+    """The optimizer, its learning rate, and which parameters it trains; section 5.3."""
 
-    # 'paper': equation 3; 'inverse_sqrt': the same, given its peak; 'linear': up, then down to 0
+    # 'adam' (Kingma 2015), section 5.3; 'adamw' (Loshchilov 2019), 'lion' (Chen 2023), 'adafactor'
+    # (Shazeer 2018), 'muon' (Jordan 2024), 'sgd' and 'schedule_free' (Defazio 2024)
+    optimizer: str = "adam"
+    # 'paper': equation 3; 'inverse_sqrt': the same, given its peak; 'linear': up, then down to 0;
+    # 'cosine' (Loshchilov 2017); 'wsd': up, stable, down (Hu 2024); 'constant': up, then stable
     schedule: str = "paper"
     # 'paper': factor of equation 3; other schedules: the peak
     learning_rate: float = 1.0
     # steps of linear warmup
     warmup_steps: int = 4000
-    # decay of the moving average of gradients
+    # 'wsd': steps of the decay at the end; None: a tenth of num_steps (Hu 2024, section 4.2)
+    decay_steps: int | None = None
+    # 'cosine', 'wsd': rate of the last step as a share of the peak (Brown 2020, appendix B)
+    final_rate: float = 0.1
+    # decay of the moving average of gradients; 'schedule_free': share of the average in the point
+    # where gradients are computed
     b1: float = 0.9
-    # decay of the moving average of squared gradients
+    # decay of the moving average of squared gradients; 'lion': of gradients
     b2: float = 0.98
     # added to the denominator of Adam's update
     eps: float = 1e-9
+    # decay of the sum of gradients; None: 0.9 for 'sgd', 0.95 for 'muon' (Jordan 2024)
+    momentum: float | None = None
+    # share of each kernel that is subtracted in a step, times the learning rate (Loshchilov 2019)
+    weight_decay: float = 0.0
     # gradients are clipped to this global norm; None: no clipping
     clip_norm: float | None = None
     # microbatches per batch; the update is that of the whole batch
     accumulate_steps: int = 1
+
+    def last_phase(self, num_steps: int) -> int:
+        """Returns the steps of the decay of 'wsd', at least 1."""
+        return max(1, num_steps // 10) if self.decay_steps is None else self.decay_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,5 +288,7 @@ class Config:
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
 
 
+# `optim.momentum` of None, by optimizer.
+MOMENTUM = {"sgd": 0.9, "muon": 0.95}
 # Ids of the special tokens, the same in every vocabulary: padding, start, end, unknown.
 PAD, BOS, EOS, UNK = 0, 1, 2, 3

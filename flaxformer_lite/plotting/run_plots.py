@@ -24,7 +24,7 @@ from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
-from flaxformer_lite.training import optim
+from flaxformer_lite.training import schedules
 
 POSITIONS = 64  # plotted for each scheme
 
@@ -166,7 +166,7 @@ def schedule(workdir: Path, output: Path) -> list[Path]:
     config = workdir_lib.read_config(workdir)
     step_N = np.arange(1, config.train.num_steps + 1)
     d_model, num_steps = config.model.d_model, config.train.num_steps
-    rate_N = optim.learning_rate(step_N, config.optim, d_model=d_model, num_steps=num_steps)
+    rate_N = schedules.learning_rate(step_N, config.optim, d_model=d_model, num_steps=num_steps)
     rates = {config.optim.schedule: np.asarray(rate_N)}
     return _save({"schedule": plots.schedule(rates)}, output)
 

@@ -21,10 +21,10 @@ from flaxformer_lite.training import (
     flops,
     meshes,
     metrics,
-    optim,
     parallel,
     profile,
     run_report,
+    schedules,
 )
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.compilation import CompiledSteps
@@ -236,7 +236,7 @@ def _learning_rates(config: Config) -> np.ndarray:
     """Returns the learning rate of each step, from step 1; (num_steps,)."""
     steps = np.arange(1, config.train.num_steps + 1)
     d_model, num_steps = config.model.d_model, config.train.num_steps
-    rates = optim.learning_rate(steps, config.optim, d_model=d_model, num_steps=num_steps)
+    rates = schedules.learning_rate(steps, config.optim, d_model=d_model, num_steps=num_steps)
     return jax.device_get(rates)
 
 

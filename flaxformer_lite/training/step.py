@@ -17,7 +17,15 @@ import optax
 from flaxformer_lite.config import Config
 from flaxformer_lite.model import embeddings, transformer
 from flaxformer_lite.model.parameters import Params
-from flaxformer_lite.training import loss_in_parts, losses, metrics, optim, predictions, r_drop
+from flaxformer_lite.training import (
+    loss_in_parts,
+    losses,
+    metrics,
+    optim,
+    predictions,
+    r_drop,
+    schedule_free,
+)
 from flaxformer_lite.training.predictions import Batch, Predicted
 from flaxformer_lite.training.state import TrainState, init_state
 
@@ -36,10 +44,14 @@ def of_config(
     optimizer = optim.make_optimizer(
         config.optim, d_model=config.model.d_model, num_steps=train.num_steps
     )
+    gradient_point = None
+    if config.optim.optimizer == "schedule_free":
+        gradient_point = functools.partial(schedule_free.gradient_point, b1=config.optim.b1)
     step = functools.partial(
         train_step,
         model=model,
         optimizer=optimizer,
+        gradient_point=gradient_point,
         label_smoothing=train.label_smoothing,
         r_drop_weight=train.r_drop,
         ema_decay=train.ema_decay,
@@ -58,6 +70,7 @@ def train_step(
     *,
     model: nn.Module,
     optimizer: optax.GradientTransformation,
+    gradient_point: Callable[[Params, optax.OptState], Params] | None = None,
     ema_decay: float | None = None,
     axis_name: str | None = None,
     **options: Any,
@@ -65,6 +78,8 @@ def train_step(
     """Returns the state after one update by the mean gradient over the labels of the global batch.
 
     Args:
+      gradient_point: returns the point where the gradient is computed, given parameters and state
+        of the optimizer; None: at the parameters.
       ema_decay: decay of the moving average; None if the state has none.
       axis_name: the mapped axis that the batch is split over, under `pmap` and `shard_map`.
       options: `label_smoothing`, `r_drop_weight`, `microbatches` and `row_shards`, as in
@@ -74,7 +89,10 @@ def train_step(
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
-    local = gradient_sums(state.params, batch, model=model, dropout_key=key, **options)
+    point = (
+        state.params if gradient_point is None else gradient_point(state.params, state.opt_state)
+    )
+    local = gradient_sums(point, batch, model=model, dropout_key=key, **options)
     gradients, sums = local if axis_name is None else jax.lax.psum(local, axis_name)
     per_label = 1 / jnp.maximum(sums["loss"][1], 1)
     gradients = jax.tree.map(lambda g: g * per_label, gradients)

@@ -49,6 +49,8 @@ OPTIONAL = {
     "data.character_coverage": 0.99,
     "data.normalization": "nfc",
     "data.bleu_tokenizer": "char",
+    "optim.decay_steps": 17,
+    "optim.momentum": 0.5,
     "optim.clip_norm": 0.5,
     "train.average": "last:2",
     "train.ema_decay": 0.99,
@@ -75,6 +77,8 @@ def in_effect(name, value):
         fields[other] = wanted[0]
     if "mask_predict" in fields.values() or value == "masked":
         fields |= {"model.decoder": "masked", "decode.method": "mask_predict"}
+    if value == "schedule_free":
+        fields["optim.schedule"] = "constant"
     if name in ("data.faults", "data.longest_line"):
         fields |= {"data.dataset": "plain_text", "data.train_files": ("a.txt",)}
     if name in ("data.header", "data.quoted"):
@@ -232,7 +236,9 @@ def test_only_the_choices_of_a_field_are_accepted(name):
     ("data.bleu_tokenizer", "char"),
     ("train.r_drop", 5.0), ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5),
     ("decode.seed", 3), ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3),
-    ("decode.length_candidates", 3), ("decode.penalty", "power"),
+    ("decode.length_candidates", 3), ("decode.penalty", "power"), ("optim.decay_steps", 3),
+    ("optim.final_rate", 0.5), ("optim.b1", 0.5), ("optim.b2", 0.5), ("optim.eps", 0.5),
+    ("optim.momentum", 0.5),
 ])  # fmt: skip
 def test_a_field_without_effect_is_refused_with_the_field_that_it_requires(name, value):
     section, field = name.split(".")
@@ -276,7 +282,7 @@ def test_a_field_that_was_given_is_refused_also_if_its_value_is_the_default(name
 
 
 def test_the_test_above_has_every_field_of_read_if():
-    assert len(config_lib.READ_IF) == 17
+    assert len(config_lib.READ_IF) == 23
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))

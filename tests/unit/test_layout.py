@@ -25,7 +25,7 @@ ORDER = (
     ("training", "decoding", "lines"),
     ("data",),
     ("model", "runs"),
-    ("config_files", "config", "config_checks"),
+    ("config_files", "config", "config_checks", "optim_checks"),
     ("field_rules", "fields", "scoring", "system"),
 )
 
