@@ -180,6 +180,10 @@ class OptimConfig:
     clip_norm: float | None = None
     # microbatches per batch; the update is that of the whole batch
     accumulate_steps: int = 1
+    # parameters that keep their initial values: regular expressions, 'encoder/.*'
+    freeze: tuple[str, ...] = ()
+    # parameters with another rate (a factor) or weight decay: 'encoder/.*: rate=0.1 decay=False'
+    groups: tuple[str, ...] = ()
 
     def last_phase(self, num_steps: int) -> int:
         """Returns the steps of the decay of 'wsd', at least 1."""

@@ -12,6 +12,7 @@ from flaxformer_lite.data.batches import loader
 from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.sweep.space import Point, Settings, raise_errors
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.training import parameter_groups
 from flaxformer_lite.training import step as step_lib
 
 
@@ -41,6 +42,9 @@ def config_error(config: Config, settings: Settings) -> str | None:
     """
     try:
         _check_objective(config, settings.objective)
+        if config.optim.freeze or config.optim.groups:
+            model = transformer.build_model(_with_sizes(config).model)
+            parameter_groups.check(parameters.shapes(model), config.optim)
     except InputError as error:
         return str(error)
     return step_error(_representative(config))
@@ -86,10 +90,22 @@ def _with_sizes(config: Config) -> Config:
 def _representative(config: Config) -> Config:
     """Returns the config to trace in place of all configs with the same shapes.
 
-    It has one layer, as all layers are the same, and 0.5 for numbers that no shape depends on.
+    It has one layer, as all layers are the same, and 0.5 for numbers that no shape depends on. It
+    has no rules for parameters, which may name layers.
     """
     optim = dataclasses.replace(
-        config.optim, learning_rate=0.5, warmup_steps=1, b1=0.5, b2=0.5, eps=0.5
+        config.optim,
+        learning_rate=0.5,
+        warmup_steps=1,
+        decay_steps=None,
+        final_rate=0.5,
+        b1=0.5,
+        b2=0.5,
+        eps=0.5,
+        momentum=0.5,
+        weight_decay=0.5 if config.optim.weight_decay else 0.0,
+        freeze=(),
+        groups=(),
     )
     smoothing = 0.5 if config.train.label_smoothing else 0.0
     train = dataclasses.replace(

@@ -1,9 +1,11 @@
 """The optimizers: Optax transformations, composed from the config. Section 5.3 uses Adam.
 
 `make_optimizer` composes, in this order: clipping, the direction of the optimizer, weight decay,
-and the learning rate. Schedule-free averaging is around the last three.
+the factors of the groups, and the learning rate. Schedule-free averaging is around all but
+clipping.
 """
 
+import functools
 import math
 
 import jax
@@ -37,10 +39,13 @@ def make_optimizer(
         return learning_rate(updates_so_far + 1, config, d_model=d_model, num_steps=num_steps)
 
     clip = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
-    decay = []
+    options = []
     if config.weight_decay:
-        decay = [optax.add_decayed_weights(config.weight_decay, mask=parameter_groups.decayed)]
-    update = optax.chain(direction(config), *decay, optax.scale_by_learning_rate(rate))
+        mask = functools.partial(_decayed, config=config)
+        options.append(optax.add_decayed_weights(config.weight_decay, mask=mask))
+    if config.groups:
+        options.append(optax.stateless(functools.partial(_scale_by_group, config=config)))
+    update = optax.chain(direction(config), *options, optax.scale_by_learning_rate(rate))
     if config.optimizer == "schedule_free":
         update = schedule_free.averaged(update, rate, b1=config.b1)
     return optax.chain(*clip, update)
@@ -68,6 +73,23 @@ def direction(config: OptimConfig) -> optax.GradientTransformation:
                 decay=config.b2, eps=config.eps, eps_in_sqrt=False, bias_correction=True
             )
     return adam  # of 'adam' and 'adamw'
+
+
+def _decayed(params: Params, *, config: OptimConfig) -> Params:
+    """Returns whether each parameter has weight decay."""
+    return parameter_groups.map_names(
+        functools.partial(parameter_groups.decays, config=config), params
+    )
+
+
+def _scale_by_group(updates: Params, params: Params | None, *, config: OptimConfig) -> Params:
+    """Returns the updates times the rate factors of their groups."""
+    del params
+
+    def scaled(path: tuple[jax.tree_util.KeyEntry, ...], x: jax.Array) -> jax.Array:
+        return x * parameter_groups.group_of(name_of(path), config).rate
+
+    return jax.tree_util.tree_map_with_path(scaled, updates)
 
 
 def muon(momentum: float | None) -> optax.GradientTransformation:

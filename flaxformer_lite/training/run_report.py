@@ -16,7 +16,7 @@ from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.scoring import Scores
-from flaxformer_lite.training import flops
+from flaxformer_lite.training import flops, parameter_groups
 
 RESAMPLED = "95 % of resamples"
 # The command for a trained model of each architecture.
@@ -55,6 +55,12 @@ def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: Params
         f"batches {shapes}, padding {padding}; {tokens}; {plan.steps_per_epoch} steps an epoch; "
         f"{work / 1e9:,.3g} GFLOPs a step of {rows}x{length}"
     )
+
+
+def groups(config: Config, params: Params) -> str:
+    """Returns a table of the optimizer of each group of parameters; '' if all are treated alike."""
+    rows = parameter_groups.table(params, config.optim)
+    return columns(rows) if len(rows) > 2 else ""
 
 
 def over(mesh: jax.sharding.Mesh) -> str:

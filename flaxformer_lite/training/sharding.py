@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.system.errors import InputError
@@ -50,22 +51,57 @@ Tree = Any
 
 
 def rules_for(name: str) -> list[str]:
-    """Returns the rules that match the end of an array's name, in whole words between slashes."""
-    return [rule for rule in RULES if re.search(rf"(^|/|_){rule}$", name)]
+    """Returns the rules that match an array's name."""
+    return [rule for rule in RULES if matches(rule, name)]
+
+
+def matches(rule: str, name: str) -> bool:
+    """Whether a regular expression matches the end of a name, in whole words between slashes."""
+    return re.search(rf"(^|/|_)(?:{rule})$", name) is not None
 
 
 def of(tree: Tree, mesh: Mesh) -> Tree:
     """Returns the sharding of each array of `tree` on `mesh`; arrays without a rule are replicated.
 
     The optimizer's moments and the moving average of a parameter have its sharding, as their names
-    end with its name.
+    end with its name. A factored moment has the sharding of the axes that it keeps; for that,
+    `tree` contains the parameters.
     """
+    params = {
+        name.rpartition("params/")[2]: x
+        for name, x in ((name_of(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree))
+        if "params/" in name
+    }
 
     def sharding(path: tuple[Any, ...], x: jax.Array) -> NamedSharding:
-        rules = rules_for(name_of(path))
-        return NamedSharding(mesh, PartitionSpec(*RULES[rules[0]]) if rules and x.ndim else WHOLE)
+        name = name_of(path)
+        axes: list[str | None] = [axis for rule in rules_for(name)[:1] for axis in RULES[rule]]
+        if factored := re.search(r"(?:^|/)(v_row|v_col)/(.+)", name):
+            kind, of_parameter = factored.groups()
+            axes = _kept_axes(kind, axes, params[of_parameter].shape, x.shape)
+        return NamedSharding(mesh, PartitionSpec(*axes) if len(axes) == x.ndim else WHOLE)
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+def _kept_axes(
+    kind: str, axes: list[str | None], of_parameter: tuple[int, ...], shape: tuple[int, ...]
+) -> list[str | None]:
+    """Returns the mesh axes of a moment of Adafactor, the mean of squares over one dimension.
+
+    Args:
+      kind: 'v_row', the mean over the longest dimension, or 'v_col', over the second longest. Of
+        equal dimensions the last is the longest, as in `optax.scale_by_factored_rms`.
+      axes: the mesh axis of each dimension of the parameter.
+      of_parameter: the shape of the parameter.
+      shape: the shape of the moment. If the parameter is not factored, it is (1,): no mesh axis.
+    """
+    if len(of_parameter) < 2:
+        return []
+    dropped = int(np.argsort(of_parameter, stable=True)[-1 if kind == "v_row" else -2])
+    if shape != of_parameter[:dropped] + of_parameter[dropped + 1 :]:
+        return []
+    return axes[:dropped] + axes[dropped + 1 :]
 
 
 def check(params: Tree, mesh: Mesh, *, section: str = "config.parallel.") -> None:

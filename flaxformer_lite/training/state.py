@@ -10,6 +10,7 @@ import optax
 
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.parameters import Params
+from flaxformer_lite.training import parameter_groups
 
 
 @flax.struct.dataclass
@@ -45,18 +46,21 @@ def init_state(
     seed: int,
     length: int = 8,
     ema: bool = False,
+    freeze: tuple[str, ...] = (),
 ) -> TrainState:
     """Returns the state before the first step, a function of `seed`.
 
     Args:
       ema: whether the state has a moving average.
+      freeze: rules of the parameters that the optimizer has no state of.
     """
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
     params = parameters.initial(model, params_key, length=length)
     # The average needs buffers of its own, as a step donates its input.
     average = jax.tree.map(jnp.copy, params) if ema else None
     key_data = jax.random.key_data(dropout_key)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key_data, average)
+    opt_state = optimizer.init(parameter_groups.trained(params, freeze))
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, key_data, average)
 
 
 def to_parts(state: TrainState) -> dict[str, Any]:

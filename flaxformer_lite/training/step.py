@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import optax
 
 from flaxformer_lite.config import Config
-from flaxformer_lite.model import embeddings, transformer
+from flaxformer_lite.model import embeddings, parameters, transformer
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import (
     loss_in_parts,
     losses,
     metrics,
     optim,
+    parameter_groups,
     predictions,
     r_drop,
     schedule_free,
@@ -39,8 +40,13 @@ def of_config(
 
     Args:
       config: with the vocabulary size of the model.
+
+    Raises:
+      InputError: the rules of `optim.freeze` and `optim.groups` do not fit the model.
     """
     train, model = config.train, transformer.build_model(config.model)
+    if config.optim.freeze or config.optim.groups:
+        parameter_groups.check(parameters.shapes(model), config.optim)
     optimizer = optim.make_optimizer(
         config.optim, d_model=config.model.d_model, num_steps=train.num_steps
     )
@@ -52,6 +58,7 @@ def of_config(
         model=model,
         optimizer=optimizer,
         gradient_point=gradient_point,
+        freeze=config.optim.freeze,
         label_smoothing=train.label_smoothing,
         r_drop_weight=train.r_drop,
         ema_decay=train.ema_decay,
@@ -60,7 +67,12 @@ def of_config(
         row_shards=row_shards,
     )
     return step, functools.partial(
-        init_state, model, optimizer, seed=train.seed, ema=train.ema_decay is not None
+        init_state,
+        model,
+        optimizer,
+        seed=train.seed,
+        ema=train.ema_decay is not None,
+        freeze=config.optim.freeze,
     )
 
 
@@ -71,6 +83,7 @@ def train_step(
     model: nn.Module,
     optimizer: optax.GradientTransformation,
     gradient_point: Callable[[Params, optax.OptState], Params] | None = None,
+    freeze: tuple[str, ...] = (),
     ema_decay: float | None = None,
     axis_name: str | None = None,
     **options: Any,
@@ -80,6 +93,8 @@ def train_step(
     Args:
       gradient_point: returns the point where the gradient is computed, given parameters and state
         of the optimizer; None: at the parameters.
+      freeze: rules of the parameters that stay as they are. They have no gradient and no state of
+        the optimizer: `trained` has None in their place.
       ema_decay: decay of the moving average; None if the state has none.
       axis_name: the mapped axis that the batch is split over, under `pmap` and `shard_map`.
       options: `label_smoothing`, `r_drop_weight`, `microbatches` and `row_shards`, as in
@@ -89,21 +104,26 @@ def train_step(
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
-    point = (
-        state.params if gradient_point is None else gradient_point(state.params, state.opt_state)
+    trained = point = parameter_groups.trained(state.params, freeze)
+    if gradient_point is not None:
+        point = gradient_point(trained, state.opt_state)
+    local = gradient_sums(
+        point, batch, all_params=state.params, model=model, dropout_key=key, **options
     )
-    local = gradient_sums(point, batch, model=model, dropout_key=key, **options)
     gradients, sums = local if axis_name is None else jax.lax.psum(local, axis_name)
     per_label = 1 / jnp.maximum(sums["loss"][1], 1)
     gradients = jax.tree.map(lambda g: g * per_label, gradients)
     with jax.named_scope("optimizer"):
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, trained)
+        trained = optax.apply_updates(trained, updates)
+    params = parameter_groups.merged(trained, state.params)
     sums["grad_norm"] = (optax.tree.norm(gradients), jnp.ones(()))
     ema = None
     if ema_decay is not None:
         assert state.ema is not None, "init_state makes it"
-        ema = update_average(state.ema, params, state.step, decay=ema_decay)
+        average = parameter_groups.trained(state.ema, freeze)
+        average = update_average(average, trained, state.step, decay=ema_decay)
+        ema = parameter_groups.merged(average, state.ema)
     return (
         dataclasses.replace(
             state, step=state.step + 1, params=params, opt_state=opt_state, ema=ema
@@ -113,16 +133,29 @@ def train_step(
 
 
 def gradient_sums(
-    params: Params, batch: Batch, *, microbatches: int = 1, **options: Any
+    params: Params,
+    batch: Batch,
+    *,
+    all_params: Params | None = None,
+    microbatches: int = 1,
+    **options: Any,
 ) -> tuple[dict[str, Any], metrics.Sums]:
     """Returns the gradients of the summed loss and the sums of the metrics.
 
     Args:
+      params: the parameters to differentiate by; None in place of each frozen one.
+      all_params: where the frozen parameters are read; None: no parameter is frozen.
       microbatches: how many parts of the batch are computed one after another. Part m has the rows
         m, m + `microbatches`, ..., so that the parts of a sharded batch stay sharded.
       options: as in `loss_sums`.
     """
-    gradient = jax.grad(loss_sums, has_aux=True)
+
+    def objective(params: Params, batch: Batch, **options: Any) -> tuple[jax.Array, metrics.Sums]:
+        if all_params is not None:
+            params = parameter_groups.merged(params, all_params)
+        return loss_sums(params, batch, **options)
+
+    gradient = jax.grad(objective, has_aux=True)
     if microbatches == 1:
         return gradient(params, batch, **options)
 
