@@ -33,8 +33,10 @@ from flaxformer_lite.training import (
     meshes,
     origin,
     parallel,
+    parameter_groups,
     run_report,
     saved_evaluation,
+    schedule_free,
     sharding,
     step,
 )
@@ -289,14 +291,17 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
 
 
 def _with_imported_weights(run: Run, state: TrainState) -> TrainState:
-    """Returns `state` with the imported weights as its parameters and their moving average."""
+    """Returns `state` with the imported weights in place of all initial values."""
     abstract = run.mode.abstract({"params": run.abstract_state.params})
 
     def weights() -> Any:  # read for each use, so that no buffer is shared
         return run.mode.put_state(run.checkpoints.restore(0, abstract)[0]["params"])
 
-    ema = None if state.ema is None else weights()
-    return dataclasses.replace(state, params=weights(), ema=ema)
+    ema, opt_state = None if state.ema is None else weights(), state.opt_state
+    if run.config.optim.optimizer == "schedule_free":
+        iterate = parameter_groups.trained(weights(), run.config.optim.freeze)
+        opt_state = schedule_free.started_at(iterate, opt_state)
+    return dataclasses.replace(state, params=weights(), opt_state=opt_state, ema=ema)
 
 
 def finish(trainer: Trainer, evaluator: Evaluator) -> None:

@@ -65,9 +65,19 @@ def between(x: Params, z: Params, *, b1: float) -> Params:
 
 def gradient_point(params: Params, opt_state: optax.OptState, *, b1: float) -> Params:
     """Returns y, given x and the state of an optimizer that contains `averaged`."""
-
-    def is_ours(state: object) -> bool:
-        return isinstance(state, ScheduleFreeState)
-
-    (state,) = filter(is_ours, jax.tree.leaves(opt_state, is_leaf=is_ours))
+    (state,) = filter(_is_ours, jax.tree.leaves(opt_state, is_leaf=_is_ours))
     return between(params, state.z, b1=b1)
+
+
+def started_at(z: Params, opt_state: optax.OptState) -> optax.OptState:
+    """Returns the state of an optimizer that contains `averaged`, with another iterate z.
+
+    For parameters that are read from a file after the optimizer's initialisation.
+    """
+    return jax.tree.map(
+        lambda state: state._replace(z=z) if _is_ours(state) else state, opt_state, is_leaf=_is_ours
+    )
+
+
+def _is_ours(state: object) -> bool:
+    return isinstance(state, ScheduleFreeState)

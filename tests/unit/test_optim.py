@@ -14,6 +14,13 @@ CONFIGS = {
     "paper": OptimConfig(warmup_steps=WARMUP, learning_rate=2.0),
     "inverse_sqrt": OptimConfig(schedule="inverse_sqrt", warmup_steps=WARMUP, learning_rate=3e-3),
     "linear": OptimConfig(schedule="linear", warmup_steps=WARMUP, learning_rate=3e-3),
+    "cosine": OptimConfig(
+        schedule="cosine", warmup_steps=WARMUP, learning_rate=3e-3, final_rate=0.07
+    ),
+    "wsd": OptimConfig(
+        schedule="wsd", warmup_steps=WARMUP, learning_rate=3e-3, final_rate=0.07, decay_steps=103
+    ),
+    "constant": OptimConfig(schedule="constant", warmup_steps=WARMUP, learning_rate=3e-3),
 }
 STEPS = np.arange(1, NUM_STEPS + 1)
 
@@ -52,6 +59,40 @@ def test_the_linear_schedule_rises_linearly_and_then_falls_linearly():
     np.testing.assert_allclose(
         rates("linear"), [3e-3 * up_then_down(step) for step in STEPS], rtol=1e-5
     )
+
+
+def cosine(step):
+    """Returns the share of the peak: half a cosine from 1 to 0.07 after the warmup."""
+    angle = np.pi * max(0, step - WARMUP) / (NUM_STEPS - WARMUP)
+    return min(step / WARMUP, 0.07 + 0.93 * (1 + np.cos(angle)) / 2)
+
+
+def wsd(step):
+    """Returns the share of the peak: up in 401 steps, down in the last 103 to 0.07."""
+    return np.interp(step, [0, WARMUP, NUM_STEPS - 103, NUM_STEPS], [0, 1, 1, 0.07])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "share"),
+    [("cosine", cosine), ("wsd", wsd), ("constant", lambda step: min(1, step / WARMUP))],
+)
+def test_a_schedule_is_its_closed_form_and_stays_at_its_last_rate(schedule, share):
+    np.testing.assert_allclose(rates(schedule), [3e-3 * share(step) for step in STEPS], rtol=1e-4)
+    after = rates(schedule, [NUM_STEPS, NUM_STEPS + 1, NUM_STEPS + 50])
+    np.testing.assert_allclose(after, 3e-3 * (1 if schedule == "constant" else 0.07), rtol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+def test_a_warmup_longer_than_the_run_is_a_line_up_to_its_decay(schedule):
+    short = rates(schedule, [1, 2], num_steps=2)
+    np.testing.assert_allclose(short[0], 3e-3 / WARMUP, rtol=1e-5)
+    assert (short > 0).all()
+
+
+@pytest.mark.parametrize(("num_steps", "decay_steps"), [(1009, 100), (13, 1), (3, 1)])
+def test_the_last_phase_is_a_tenth_of_the_training_by_default(num_steps, decay_steps):
+    assert OptimConfig(schedule="wsd").last_phase(num_steps) == decay_steps
+    assert OptimConfig(schedule="wsd", decay_steps=7).last_phase(num_steps) == 7
 
 
 @pytest.mark.parametrize("schedule", CONFIGS)
