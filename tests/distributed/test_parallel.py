@@ -486,22 +486,6 @@ def half_of(workdir: Path, target: Path) -> Path:
     return target
 
 
-def fit_in_processes(count: int, jobs: list[tuple[Path, dict]]) -> None:
-    """Runs several trainings, one after another, in the same processes with 8 devices together."""
-    work = json.dumps([[str(workdir), {**RUN, **changes}] for workdir, changes in jobs])
-    pipes = {"stdout": runs.subprocess.PIPE, "stderr": runs.subprocess.STDOUT}
-    started = runs.processes(
-        count, work, script=[str(Path(__file__).parent.parent / "support/fit_jobs.py")], **pipes
-    )
-    try:
-        outputs = [process.communicate(timeout=600)[0].decode() for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    ends = "\n".join(output[-3000:] for output in outputs)
-    assert [process.returncode for process in started] == [0] * count, ends
-
-
 def resume(folder: dict, pairs: list[tuple[str, str]], *, first: bool = False) -> None:
     """Resumes from step 10 of the first of each pair, in the way of the second.
 
@@ -515,7 +499,9 @@ def resume(folder: dict, pairs: list[tuple[str, str]], *, first: bool = False) -
                 half_of(folder[saver], folder[saver, reader])
                 jobs.append((folder[saver, reader], ways[reader]))
         if jobs:
-            fit_in_processes(count, jobs)
+            runs.fit_in_processes(
+                count, [(workdir, {**RUN, **changes}) for workdir, changes in jobs]
+            )
     for saver, reader in pairs:
         if reader in ONE_PROCESS:
             half_of(folder[saver], folder[saver, reader])

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import os
 import re
 import signal
@@ -289,6 +290,25 @@ def processes(
         )
         for number in range(count)
     ]
+
+
+def fit_in_processes(count: int, jobs: Sequence[tuple[Path, dict]]) -> None:
+    """Runs several trainings, one after another, in the same processes with 8 devices together.
+
+    Args:
+      jobs: the workdir of each training, and its changes of SMALL.
+    """
+    work = json.dumps([[str(workdir), changes] for workdir, changes in jobs])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    script = [str(ROOT / "tests/support/fit_jobs.py")]
+    started = processes(count, work, script=script, **pipes)
+    try:
+        outputs = [process.communicate(timeout=600)[0].decode() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    ends = "\n".join(output[-3000:] for output in outputs)
+    assert [process.returncode for process in started] == [0] * count, ends
 
 
 @functools.cache
