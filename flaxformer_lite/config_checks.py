@@ -18,6 +18,7 @@ from flaxformer_lite.fields import (
     TrainConfig,
 )
 from flaxformer_lite.optim_checks import check_optim
+from flaxformer_lite.regularization_checks import check_regularization
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 
@@ -35,6 +36,7 @@ def check_contradictions(config: Config, given: Set[str]) -> None:
     _check_own_text(config, given)
     _check_normalization(config)
     _check_packing(config)
+    check_regularization(config)
     _check_training(config)
     check_optim(config, given)
     _check_parallel(config)
@@ -258,11 +260,6 @@ def _check_packing(config: Config) -> None:
 
 
 def _check_training(config: Config) -> None:
-    if config.train.r_drop and not (config.model.dropout or config.model.attention_dropout):
-        raise InputError(
-            "config.train.r_drop: compares two passes with dropout, but model.dropout is 0; set "
-            "that, or leave this unset."
-        )
     if config.decode.top_p is not None and config.decode.top_p > 1:
         raise InputError(
             f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}."

@@ -47,7 +47,7 @@ AT_LEAST_ONE = """
 """.split()
 AT_LEAST_ZERO = """
     train.keep_best train.decode_examples decode.max_extra_length decode.min_length
-    data.seed train.seed decode.seed
+    data.seed train.seed decode.seed optim.nan_tolerance
 """.split()
 LOWEST = {
     **dict.fromkeys(AT_LEAST_ONE, 1),
@@ -58,22 +58,25 @@ LOWEST = {
     "data.character_coverage": 0.98,  # SentencePiece's bound
     "decode.alpha": 0.0,
     "train.r_drop": 0.0,
+    "train.z_loss": 0.0,
 }
 HIGHEST = {  # inclusive
     **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1),
     "decode.alpha": 10.0,  # the length penalty of 7,000 tokens still fits in a float32
     "train.r_drop": 100.0,
+    "train.z_loss": 1.0,
     "data.character_coverage": 1.0,
     **dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20),
     **dict.fromkeys(("decode.beam_size", "decode.iterations", "decode.length_candidates"), 1000),
 }
 POSITIVE = """
     model.norm_epsilon model.rope_base optim.learning_rate optim.eps optim.clip_norm
-    decode.temperature decode.top_p
+    optim.skip_spikes decode.temperature decode.top_p
 """.split()
 BELOW_ONE = """
-    model.dropout model.attention_dropout train.label_smoothing train.ema_decay optim.b1 optim.b2
-    optim.momentum optim.final_rate optim.weight_decay data.subword_sampling
+    model.dropout model.attention_dropout model.feed_forward_dropout model.embedding_dropout
+    model.layer_drop train.label_smoothing train.ema_decay optim.b1 optim.b2 optim.momentum
+    optim.final_rate optim.weight_decay data.subword_sampling
 """.split()
 
 # Fields that have an effect only if another field has one of these values.
@@ -114,8 +117,13 @@ RESUMED = """
     num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience
     decode_examples profile
 """.split()
+# Fields of the model that make a training step random; inference ignores them.
+DROPOUTS = (
+    *("dropout", "attention_dropout", "feed_forward_dropout", "embedding_dropout"),
+    "layer_drop",
+)
 # Fields that imported weights fix before the first step; all others may still change.
-NOT_IN_WEIGHTS = ("dropout", "attention_dropout", "dtype", "remat", "backend")
+NOT_IN_WEIGHTS = (*DROPOUTS, "dtype", "remat", "backend")
 FIXED_BY_WEIGHTS = (
     "data.tokenizer",
     "data.vocab_size",

@@ -72,6 +72,16 @@ class ModelConfig:
     dropout: float = 0.1
     # dropout rate of attention weights (Devlin 2019, appendix A.2); section 5.4 has none
     attention_dropout: float = 0.0
+    # dropout rate of the feed-forward network's inner activations, after the gate of a gated one;
+    # section 5.4 has none
+    feed_forward_dropout: float = 0.0
+    # dropout rate of the sums of embeddings and positions; None: `dropout`; section 5.4
+    embedding_dropout: float | None = None
+    # probability that a row skips a layer in training (Huang 2016, section 3), the same for all
+    # layers, without scaling (Fan 2020, section 3.2); 0: never
+    layer_drop: float = 0.0
+    # the layers of a stack share their parameters (Dehghani 2019, section 2; Lan 2020, section 3.1)
+    tie_layers: bool = False
     # recompute in the backward pass: 'full': all, 'dots': all but matrix products (Chen 2016)
     remat: str = "none"
     # type of activations; parameters, softmax and loss stay float32 (Kalamkar 2019)
@@ -178,6 +188,12 @@ class OptimConfig:
     weight_decay: float = 0.0
     # gradients are clipped to this global norm; None: no clipping
     clip_norm: float | None = None
+    # skip an update if the gradient norm, before clipping, is more than this many standard
+    # deviations above the mean of recent steps (training/spikes.py); None: never
+    skip_spikes: float | None = None
+    # steps in a row that may be skipped because loss or gradient norm is not finite
+    # (training/spikes.py); one more ends the run; 0: the first ends it
+    nan_tolerance: int = 0
     # microbatches per batch; the update is that of the whole batch
     accumulate_steps: int = 1
     # parameters that keep their initial values: regular expressions, 'encoder/.*'
@@ -200,6 +216,9 @@ class TrainConfig:
     label_smoothing: float = 0.1
     # R-Drop: weight of the divergence between 2 passes with dropout (Liang 2021); 0: 1 pass
     r_drop: float = 0.0
+    # weight of log(Z)^2 of each label, Z: the softmax's denominator (Chowdhery 2022, section 5:
+    # 1e-4); 0: none
+    z_loss: float = 0.0
     # seed of initialisation and dropout
     seed: int = 0
     # steps between lines of metrics.jsonl

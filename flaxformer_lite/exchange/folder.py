@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.model.parameters import Params
 
@@ -18,6 +18,27 @@ LENGTH = 20  # tokens; the two length penalties agree best at about this length
 def on_host(params: Params) -> dict[str, Any]:
     """Returns the parameters as float32 NumPy arrays, writable: CTranslate2 quantizes in place."""
     return jax.tree.map(lambda x: np.array(x, np.float32), jax.device_get(params))
+
+
+def with_separate_layers(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """Returns the parameters of `model` with one set per layer: tied layers get a copy each.
+
+    Other libraries have no tied layers.
+    """
+    if not model.tie_layers:
+        return dict(params)
+    counts = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+    return dict(params) | {
+        stack: {
+            **params[stack],
+            **{
+                f"layers_{n}": jax.tree.map(np.copy, params[stack]["layers_0"])
+                for n in range(count)
+            },
+        }
+        for stack, count in counts.items()
+        if stack in params
+    }
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -60,6 +60,7 @@ def model_config(config: Mapping[str, Any], vocab_size: int) -> ModelConfig:
         tie_embeddings=shares_embeddings(config) and ties_output(config),
         dropout=float(config.get("dropout", 0.1)),
         attention_dropout=float(config.get("attention_dropout", 0.0)),
+        feed_forward_dropout=float(config.get("activation_dropout", 0.0)),
     )
 
 
@@ -92,7 +93,7 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
         raise InputError(
             f"decoder_vocab_size: expected an integer, got {config['decoder_vocab_size']!r}."
         )
-    for field in ("dropout", "attention_dropout"):
+    for field in ("dropout", "attention_dropout", "activation_dropout"):
         rate = config.get(field, 0.0)
         if type(rate) not in (int, float) or not 0 <= rate < 1:
             raise InputError(f"{field}: expected at least 0 and less than 1, got {rate!r}.")

@@ -11,6 +11,7 @@ from flaxformer_lite.exchange.folder import (
     about_decoding,
     on_host,
     power_of_length,
+    with_separate_layers,
     write_json,
     write_models,
 )
@@ -33,7 +34,8 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
       InputError: about a field, if CTranslate2 cannot run the model.
     """
     model, translates = run.config.model, run.config.model.architecture == "encoder_decoder"
-    spec = ctranslate2_spec.build(model, on_host(run.params))
+    params = with_separate_layers(on_host(run.params), model)
+    spec = ctranslate2_spec.build(model, params)
     source, target = (run.tokenizer.vocabulary_of(side) for side in ("source", "target"))
     special: dict[str, Any] = {
         "bos_token": target[BOS],

@@ -12,6 +12,7 @@ from flaxformer_lite.exchange.folder import (
     about_decoding,
     on_host,
     power_of_length,
+    with_separate_layers,
     write_arrays,
     write_json,
 )
@@ -31,8 +32,9 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
     Raises:
       InputError: about a field, if a `MarianMTModel` cannot hold the model.
     """
-    model, params = run.config.model, on_host(run.params)
+    model = run.config.model
     marian_config.check_exportable(model)
+    params = with_separate_layers(on_host(run.params), model)
     vocabularies, special, ids = _vocabularies(run, params)
     rows = {side: len(vocabulary) for side, vocabulary in vocabularies.items()}
     arrays = marian_weights.stored(marian_weights.to_theirs(params, model, ids, rows))
@@ -156,7 +158,7 @@ def _config(run: Trained, rows: Mapping[str, int], *, shared: bool, tied: bool) 
         "tie_word_embeddings": tied,
         "dropout": model.dropout,
         "attention_dropout": model.attention_dropout,
-        "activation_dropout": 0.0,
+        "activation_dropout": model.feed_forward_dropout,
         "static_position_embeddings": True,
     }
     for stack in ("encoder", "decoder"):

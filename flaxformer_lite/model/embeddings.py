@@ -32,8 +32,9 @@ class Inputs(nn.Module):
     embedding: nn.Embed
 
     def setup(self) -> None:
-        self.position_vectors = PositionVectors(self.config)
-        self.drop = Dropout(self.config.dropout)
+        c = self.config
+        self.position_vectors = PositionVectors(c)
+        self.drop = Dropout(c.dropout if c.embedding_dropout is None else c.embedding_dropout)
 
     def __call__(
         self, ids_BL: jax.Array, positions: TokenPositions, **dropout_args: Any

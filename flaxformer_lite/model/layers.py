@@ -13,7 +13,7 @@ from flaxformer_lite.fields import ModelConfig
 from flaxformer_lite.model.attention import MultiHeadAttention
 from flaxformer_lite.model.dense import MATMUL, Dense
 from flaxformer_lite.model.devices import keep_rows_split
-from flaxformer_lite.model.dropout import Dropout
+from flaxformer_lite.model.dropout import Dropout, keep_mask
 from flaxformer_lite.model.kv_cache import DecoderCache, KVCache
 from flaxformer_lite.model.masks import AttentionMask, TokenPositions
 from flaxformer_lite.model.positions import PositionBias, ScoreBias
@@ -65,7 +65,7 @@ class FeedForward(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, **dropout_args: Any) -> jax.Array:
         c = self.config
         hidden_BTF = Dense(c, (c.d_ff,), name="inner")(x_BTD)
         if c.activation in GATES:
@@ -73,6 +73,7 @@ class FeedForward(nn.Module):
             hidden_BTF = ACTIVATIONS[GATES[c.activation]](gate_BTF) * hidden_BTF
         else:
             hidden_BTF = ACTIVATIONS[c.activation](hidden_BTF)
+        hidden_BTF = Dropout(c.feed_forward_dropout)(hidden_BTF, **dropout_args)
         return Dense(c, (c.d_model,), name="outer")(hidden_BTF)
 
 
@@ -123,7 +124,8 @@ class EncoderLayer(nn.Module):
         """Maps (B, S, D) to (B, S, D); `bias`: added to the scores of self-attention."""
         attend = lambda x: self.self_attention(x, x, mask, bias, **dropout_args)  # noqa: E731
         x_BSD = self.self_attention_residual(x_BSD, attend, **dropout_args)
-        return self.feed_forward_residual(x_BSD, self.feed_forward, **dropout_args)
+        feed_forward = functools.partial(self.feed_forward, **dropout_args)
+        return self.feed_forward_residual(x_BSD, feed_forward, **dropout_args)
 
 
 class DecoderLayer(nn.Module):
@@ -169,7 +171,8 @@ class DecoderLayer(nn.Module):
         x_BTD = self.self_attention_residual(x_BTD, attend, **dropout_args)
         if self.has_encoder:
             x_BTD = self.cross_attention_residual(x_BTD, cross_attend, **dropout_args)
-        return self.feed_forward_residual(x_BTD, self.feed_forward, **dropout_args)
+        feed_forward = functools.partial(self.feed_forward, **dropout_args)
+        return self.feed_forward_residual(x_BTD, feed_forward, **dropout_args)
 
     def step(
         self,
@@ -206,6 +209,42 @@ class DecoderLayer(nn.Module):
         return self.feed_forward_residual(x_BWD, self.feed_forward), own
 
 
+class LayerDrop(nn.Module):
+    """Skips a layer for a row with probability `rate`; the identity if deterministic or at rate 0.
+
+    Stochastic depth: Huang 2016, section 3. All layers have one rate, and inference uses all of
+    them without scaling: Fan 2020, section 3.2. Each call has its own random bits, a function of
+    the key, the number of the call and the row.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        output_BTD: jax.Array,
+        *,
+        deterministic: bool = True,
+        row_B: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns for each row the layer's output, or its input `x_BTD`; `row_B`: see `Dropout`."""
+        if deterministic or self.rate == 0:
+            return output_BTD
+        rows = jnp.arange(x_BTD.shape[0]) if row_B is None else row_B
+        keep_B11 = keep_mask(self.make_rng("dropout"), rows, (x_BTD.shape[0], 1, 1), rate=self.rate)
+        return jnp.where(keep_B11, output_BTD, x_BTD)
+
+
+def make_layers(make: Callable[[], nn.Module], count: int, *, tied: bool) -> list[nn.Module]:
+    """Returns the layers of a stack; tied ones are the same module, which is applied each time.
+
+    Universal Transformer without its position and time signals: Dehghani 2019, section 2; ALBERT:
+    Lan 2020, section 3.1.
+    """
+    return [make()] * count if tied else [make() for _ in range(count)]
+
+
 # the output of the encoder (B, S, D), or the keys and values of `Decoder.project_memory`
 Memory = jax.Array | tuple[KVCache, ...]
 
@@ -217,9 +256,11 @@ class Encoder(nn.Module):
 
     def setup(self) -> None:
         self.position_bias = PositionBias(self.config, bidirectional=True)
-        self.layers = [EncoderLayer(self.config) for _ in range(self.config.num_encoder_layers)]
-        if self.config.norm_placement == "pre":
-            self.final_norm = make_norm(self.config)
+        c = self.config
+        self.layers = make_layers(lambda: EncoderLayer(c), c.num_encoder_layers, tied=c.tie_layers)
+        self.layer_drop = LayerDrop(c.layer_drop)
+        if c.norm_placement == "pre":
+            self.final_norm = make_norm(c)
 
     def __call__(
         self, x_BSD: jax.Array, positions: TokenPositions, **dropout_args: Any
@@ -228,7 +269,8 @@ class Encoder(nn.Module):
         mask = AttentionMask(positions, positions, window=self.config.attention_window)
         bias = self.position_bias()
         for layer in self.layers:
-            x_BSD = apply_with_remat(layer, x_BSD, mask, bias, **dropout_args)
+            output_BSD = apply_with_remat(layer, x_BSD, mask, bias, **dropout_args)
+            x_BSD = self.layer_drop(x_BSD, output_BSD, **dropout_args)
         return self.final_norm(x_BSD) if self.config.norm_placement == "pre" else x_BSD
 
 
@@ -241,7 +283,10 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.position_bias = PositionBias(c, bidirectional=c.decoder == "masked")
-        self.layers = [DecoderLayer(c, self.has_encoder) for _ in range(c.num_decoder_layers)]
+        self.layers = make_layers(
+            lambda: DecoderLayer(c, self.has_encoder), c.num_decoder_layers, tied=c.tie_layers
+        )
+        self.layer_drop = LayerDrop(c.layer_drop)
         if c.norm_placement == "pre":
             self.final_norm = make_norm(c)
 
@@ -263,7 +308,9 @@ class Decoder(nn.Module):
         bias = self.position_bias()
         memories = memory if isinstance(memory, tuple) else (memory,) * len(self.layers)
         for layer, each in zip(self.layers, memories, strict=True):
-            x_BTD = apply_with_remat(layer, x_BTD, mask, bias, each, cross_mask, **dropout_args)
+            arguments = (mask, bias, each, cross_mask)
+            output_BTD = apply_with_remat(layer, x_BTD, *arguments, **dropout_args)
+            x_BTD = self.layer_drop(x_BTD, output_BTD, **dropout_args)
         return self.final_norm(x_BTD) if self.config.norm_placement == "pre" else x_BTD
 
     def start_cache(self, batch_size: int, max_length: int, beam_size: int) -> tuple[KVCache, ...]:

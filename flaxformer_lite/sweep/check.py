@@ -9,6 +9,7 @@ import jax
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.batches import loader
+from flaxformer_lite.field_rules import DROPOUTS
 from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.sweep.space import Point, Settings, raise_errors
 from flaxformer_lite.system.errors import InputError
@@ -107,11 +108,16 @@ def _representative(config: Config) -> Config:
         freeze=(),
         groups=(),
     )
-    smoothing = 0.5 if config.train.label_smoothing else 0.0
-    train = dataclasses.replace(
-        config.train, num_steps=1, label_smoothing=smoothing, eval_every=1, checkpoint_every=1
+    if optim.skip_spikes is not None:
+        optim = dataclasses.replace(optim, skip_spikes=0.5)
+    optim = dataclasses.replace(optim, nan_tolerance=min(1, optim.nan_tolerance))
+    smoothing, z_loss = (
+        0.5 if value else 0.0 for value in (config.train.label_smoothing, config.train.z_loss)
     )
+    train = dataclasses.replace(config.train, label_smoothing=smoothing, z_loss=z_loss)
+    train = dataclasses.replace(train, num_steps=1, eval_every=1, checkpoint_every=1)
     model = dataclasses.replace(config.model, num_encoder_layers=1, num_decoder_layers=1)
-    model = dataclasses.replace(model, dropout=0.5 if model.dropout else 0.0)
+    rates = {name: 0.5 for name in DROPOUTS if getattr(model, name)}
+    model = dataclasses.replace(model, **rates)
     model = dataclasses.replace(model, backend=backends.stand_in(model.backend))
     return dataclasses.replace(config, optim=optim, train=train, model=model)

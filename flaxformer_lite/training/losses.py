@@ -28,6 +28,16 @@ def cross_entropy(
     return (loss_BT * weights_BT).sum(), weights_BT.sum()
 
 
+def z_loss(logits_BTV: jax.Array, weights_BT: jax.Array) -> jax.Array:
+    """Returns the sum over the labels of weight x log(Z)^2, Z the sum of exp(logits).
+
+    It keeps the logits from drifting, as the cross-entropy does not depend on Z. Chowdhery 2022,
+    section 5.
+    """
+    log_z_BT = jax.nn.logsumexp(logits_BTV.astype(jnp.float32), axis=-1)
+    return (log_z_BT**2 * weights_BT).sum()
+
+
 def parts_of(rows: int, logits_of_row: int, *, row_shards: int = 1) -> int:
     """Returns the least number of equal parts of rows with at most `LOGITS_AT_ONCE` logits each.
 

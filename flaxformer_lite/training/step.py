@@ -61,6 +61,7 @@ def of_config(
         freeze=config.optim.freeze,
         label_smoothing=train.label_smoothing,
         r_drop_weight=train.r_drop,
+        z_loss_weight=train.z_loss,
         ema_decay=train.ema_decay,
         microbatches=config.optim.accumulate_steps,
         axis_name=axis_name,
@@ -97,8 +98,8 @@ def train_step(
         the optimizer: `trained` has None in their place.
       ema_decay: decay of the moving average; None if the state has none.
       axis_name: the mapped axis that the batch is split over, under `pmap` and `shard_map`.
-      options: `label_smoothing`, `r_drop_weight`, `microbatches` and `row_shards`, as in
-        `gradient_sums`.
+      options: `label_smoothing`, `r_drop_weight`, `z_loss_weight`, `microbatches` and `row_shards`,
+        as in `gradient_sums`.
 
     Returns:
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
@@ -175,6 +176,7 @@ def loss_sums(
     model: nn.Module,
     label_smoothing: float = 0.0,
     r_drop_weight: float = 0.0,
+    z_loss_weight: float = 0.0,
     dropout_key: jax.Array | None = None,
     row_shards: int = 1,
 ) -> tuple[jax.Array, metrics.Sums]:
@@ -184,6 +186,7 @@ def loss_sums(
       r_drop_weight: weight of R-Drop. The objective is the mean loss of 2 passes plus
         `r_drop_weight` / 4 times their disagreement: half of the loss of Liang 2021, section 2.1.
         It has no effect without a dropout key.
+      z_loss_weight: weight of `losses.z_loss` of the tokens or classes.
       dropout_key: None: no dropout, as in evaluation.
       row_shards: how many devices the compiler splits the rows over.
     """
@@ -198,6 +201,8 @@ def loss_sums(
         objective, _ = losses.cross_entropy(*predicted, label_smoothing=label_smoothing)
         if two_passes:
             objective += r_drop_weight / 2 * r_drop.disagreement(predicted.x, predicted.weights_BT)
+        if z_loss_weight:
+            objective += z_loss_weight * losses.z_loss(predicted.x, predicted.weights_BT)
         return objective, {
             "loss": losses.cross_entropy(*predicted),
             "accuracy": metrics.correct_tokens(*predicted),

@@ -25,7 +25,7 @@ ORDER = (
     ("training", "decoding", "lines"),
     ("data",),
     ("model", "runs"),
-    ("config_files", "config", "config_checks", "optim_checks"),
+    ("config_files", "config", "config_checks", "optim_checks", "regularization_checks"),
     ("field_rules", "fields", "scoring", "system"),
 )
 
@@ -72,6 +72,7 @@ MODEL_MAY_IMPORT_OF_PACKAGE = (
     "config_checks",
     "field_rules",
     "fields",
+    "regularization_checks",
     "system.errors",
     "model",
 )

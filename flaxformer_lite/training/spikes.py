@@ -1,0 +1,112 @@
+"""Skipped updates: after a spike of the gradient norm, or a loss or gradient that is not finite.
+
+A skipped update leaves the parameters and the optimizer's moments as they are. The step number, the
+data and the learning rate go on, so that the step is lost and not repeated.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from flaxformer_lite.training import metrics
+
+# Accepted steps before the first spike can be skipped. Their norms have equal weights in the mean
+# and the variance; later the weights decay by 1 - 1 / WARMUP a step, so that the statistics follow
+# the norm as it changes during training.
+WARMUP = 50
+# Spikes in a row that are skipped. The next step is accepted whatever its norm is: a high norm that
+# lasts is a new level, and without this rule the parameters would never move again.
+LONGEST = 10
+
+
+class SkipState(NamedTuple):
+    """The state of `skip_updates`: all scalars, besides the state of the inner optimizer."""
+
+    inner: optax.OptState
+    accepted: jax.Array  # accepted steps, int32
+    mean: jax.Array  # of the norms of recent accepted steps, float32
+    variance: jax.Array  # of the same norms, float32
+    skipped: jax.Array  # skipped steps of either kind, int32
+    spikes: jax.Array  # spikes skipped since the last accepted step, int32
+    non_finite: jax.Array  # steps in a row whose loss or norm was not finite, int32
+
+
+def skip_updates(
+    inner: optax.GradientTransformation, *, deviations: float | None
+) -> optax.GradientTransformationExtraArgs:
+    """Returns `inner`, whose updates are 0 and whose state does not change in a skipped step.
+
+    Its `update` takes the loss as `value`. A step is skipped
+
+    - if `value` or the global norm of the gradients is not finite, or
+    - if the norm is more than `deviations` standard deviations above the mean of recent accepted
+      steps, after `WARMUP` of them, and at most `LONGEST` times in a row.
+
+    Args:
+      inner: its gradients are all of a step's, equal on all devices, so that the norm is global.
+      deviations: None: only steps that are not finite are skipped.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: optax.Params) -> SkipState:
+        count, number = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
+        return SkipState(inner.init(params), count, number, number, count, count, count)
+
+    def update(
+        gradients: optax.Updates,
+        state: SkipState,
+        params: optax.Params | None = None,
+        *,
+        value: jax.typing.ArrayLike = 0.0,
+        **extra: Any,
+    ) -> tuple[optax.Updates, SkipState]:
+        norm = optax.tree.norm(gradients)
+        is_finite = jnp.isfinite(norm) & jnp.isfinite(value)
+        is_spike = is_finite & _is_spike(norm, state, deviations)
+        is_skipped = ~is_finite | is_spike
+
+        def unless_skipped(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda new, old: jnp.where(is_skipped, old, new), new, old)
+
+        updates, inner_state = inner.update(gradients, state.inner, params, value=value, **extra)
+        mean, variance = _statistics(norm, state)
+        return unless_skipped(updates, jax.tree.map(jnp.zeros_like, updates)), SkipState(
+            inner=unless_skipped(inner_state, state.inner),
+            accepted=state.accepted + ~is_skipped,
+            mean=unless_skipped(mean, state.mean),
+            variance=unless_skipped(variance, state.variance),
+            skipped=state.skipped + is_skipped,
+            spikes=jnp.where(is_finite & ~is_spike, 0, state.spikes + is_spike),
+            non_finite=jnp.where(is_finite, 0, state.non_finite + 1),
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_spike(norm: jax.Array, state: SkipState, deviations: float | None) -> jax.Array:
+    """Returns whether a finite norm is a spike that may be skipped; bool."""
+    if deviations is None:
+        return jnp.zeros((), bool)
+    limit = state.mean + deviations * jnp.sqrt(state.variance)
+    return (norm > limit) & (state.accepted >= WARMUP) & (state.spikes < LONGEST)
+
+
+def _statistics(norm: jax.Array, state: SkipState) -> tuple[jax.Array, jax.Array]:
+    """Returns the mean and the variance of the norms of recent steps, `norm` included."""
+    weight = 1 / jnp.minimum(state.accepted + 1, WARMUP).astype(jnp.float32)
+    difference = norm - state.mean
+    variance = (1 - weight) * (state.variance + weight * difference**2)
+    return state.mean + weight * difference, variance
+
+
+def counts(opt_state: optax.OptState) -> metrics.Sums:
+    """Returns `skipped` and `non_finite` of an optimizer with `skip_updates`; {} of any other."""
+    states = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, SkipState))
+    return {
+        name: (getattr(state, name).astype(jnp.float32), jnp.ones(()))
+        for state in states
+        if isinstance(state, SkipState)
+        for name in ("skipped", "non_finite")
+    }
