@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -117,7 +118,7 @@ def _representative(config: Config) -> Config:
     train = dataclasses.replace(config.train, label_smoothing=smoothing, z_loss=z_loss)
     train = dataclasses.replace(train, num_steps=1, eval_every=1, checkpoint_every=1)
     model = dataclasses.replace(config.model, num_encoder_layers=1, num_decoder_layers=1)
-    rates = {name: 0.5 for name in DROPOUTS if getattr(model, name)}
+    rates: dict[str, Any] = {name: 0.5 for name in DROPOUTS if getattr(model, name)}
     model = dataclasses.replace(model, **rates)
     model = dataclasses.replace(model, backend=backends.stand_in(model.backend))
     return dataclasses.replace(config, optim=optim, train=train, model=model)

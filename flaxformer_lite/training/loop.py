@@ -188,7 +188,7 @@ class Trainer:
         self._unread = None
         sums, config = self.run.mode.read(sums), self.run.config
         values = metrics.divide(sums)
-        _check_finite(done, values, self.run.checkpoints)
+        _check_finite(done, values, config, self.run.checkpoints)
         work = flops.train_examples(config, *self.data.train.lengths(done - 1))
         self.meter.add(float(sums["loss"][1]), work)
         rate, values["learning_rate"] = self.meter.rate(), float(self._rates[done - 1])
@@ -242,13 +242,22 @@ def _learning_rates(config: Config) -> np.ndarray:
     return jax.device_get(rates)
 
 
-def _check_finite(done: int, values: dict[str, float], checkpoints: Checkpoints) -> None:
-    if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+def _check_finite(
+    done: int, values: dict[str, float], config: Config, checkpoints: Checkpoints
+) -> None:
+    """Raises Diverged after more than `optim.nan_tolerance` steps in a row that are not finite.
+
+    Removes the number of these steps from `values`.
+    """
+    in_a_row, tolerance = values.pop("non_finite", math.inf), config.optim.nan_tolerance
+    is_finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
+    if not is_finite and in_a_row > tolerance:
         kept = checkpoints.steps()
         newest = f"of step {kept[-1]}" if kept else "none yet"
+        tolerated = f" after {tolerance} skipped ones (optim.nan_tolerance)" if tolerance else ""
         raise Diverged(
-            f"step {done}: loss {values['loss']}, gradient norm {values['grad_norm']}: training "
-            f"has diverged. The newest checkpoint is {newest}. Try, in a new --workdir, a lower "
-            "optim.learning_rate, more optim.warmup_steps, optim.clip_norm=1.0, or "
+            f"step {done}: loss {values['loss']}, gradient norm {values['grad_norm']}{tolerated}: "
+            f"training has diverged. The newest checkpoint is {newest}. Try, in a new --workdir, a "
+            "lower optim.learning_rate, more optim.warmup_steps, optim.clip_norm=1.0, or "
             "model.norm_placement='pre'."
         )

@@ -2,7 +2,7 @@
 
 `make_optimizer` composes, in this order: clipping, the direction of the optimizer, weight decay,
 the factors of the groups, and the learning rate. Schedule-free averaging is around all but
-clipping.
+clipping. Skipped updates are around everything.
 """
 
 import functools
@@ -16,7 +16,7 @@ import optax.contrib
 from flaxformer_lite.config import OptimConfig
 from flaxformer_lite.fields import MOMENTUM
 from flaxformer_lite.model.parameters import Params
-from flaxformer_lite.training import parameter_groups, schedule_free
+from flaxformer_lite.training import parameter_groups, schedule_free, spikes
 from flaxformer_lite.training.schedules import learning_rate
 from flaxformer_lite.training.sharding import name_of
 
@@ -48,7 +48,7 @@ def make_optimizer(
     update = optax.chain(direction(config), *options, optax.scale_by_learning_rate(rate))
     if config.optimizer == "schedule_free":
         update = schedule_free.averaged(update, rate, b1=config.b1)
-    return optax.chain(*clip, update)
+    return spikes.guarded(optax.chain(*clip, update), config)
 
 
 def direction(config: OptimConfig) -> optax.GradientTransformation:

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from flaxformer_lite.config import OptimConfig
 from flaxformer_lite.training import metrics
+from flaxformer_lite.training.schedule_free import ScheduleFreeState
 
 # Accepted steps before the first spike can be skipped. Their norms have equal weights in the mean
 # and the variance; later the weights decay by 1 - 1 / WARMUP a step, so that the statistics follow
@@ -22,7 +24,7 @@ LONGEST = 10
 
 
 class SkipState(NamedTuple):
-    """The state of `skip_updates`: all scalars, besides the state of the inner optimizer."""
+    """The state of `skip_updates`: scalars, besides the state of the inner optimizer."""
 
     inner: optax.OptState
     accepted: jax.Array  # accepted steps, int32
@@ -33,10 +35,19 @@ class SkipState(NamedTuple):
     non_finite: jax.Array  # steps in a row whose loss or norm was not finite, int32
 
 
+def guarded(
+    optimizer: optax.GradientTransformation, config: OptimConfig
+) -> optax.GradientTransformation:
+    """Returns `optimizer` with the skipped updates of the config; unchanged if it has none."""
+    if config.skip_spikes is None and not config.nan_tolerance:
+        return optimizer
+    return skip_updates(optimizer, deviations=config.skip_spikes)
+
+
 def skip_updates(
     inner: optax.GradientTransformation, *, deviations: float | None
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns `inner`, whose updates are 0 and whose state does not change in a skipped step.
+    """Returns `inner`, which changes neither parameters nor its state in a skipped step.
 
     Its `update` takes the loss as `value`. A step is skipped
 
@@ -45,7 +56,7 @@ def skip_updates(
       steps, after `WARMUP` of them, and at most `LONGEST` times in a row.
 
     Args:
-      inner: its gradients are all of a step's, equal on all devices, so that the norm is global.
+      inner: a whole optimizer. The step numbers of its learning rate go on in a skipped step.
       deviations: None: only steps that are not finite are skipped.
     """
     inner = optax.with_extra_args_support(inner)
@@ -62,27 +73,43 @@ def skip_updates(
         value: jax.typing.ArrayLike = 0.0,
         **extra: Any,
     ) -> tuple[optax.Updates, SkipState]:
+        # The gradients are the same on all devices, and so is what follows.
         norm = optax.tree.norm(gradients)
         is_finite = jnp.isfinite(norm) & jnp.isfinite(value)
         is_spike = is_finite & _is_spike(norm, state, deviations)
         is_skipped = ~is_finite | is_spike
-
-        def unless_skipped(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda new, old: jnp.where(is_skipped, old, new), new, old)
-
         updates, inner_state = inner.update(gradients, state.inner, params, value=value, **extra)
+        # x + -0.0 is x for every x; -0.0 + 0.0 would be 0.0
+        updates = jax.tree.map(lambda u: jnp.where(is_skipped, jnp.full_like(u, -0.0), u), updates)
         mean, variance = _statistics(norm, state)
-        return unless_skipped(updates, jax.tree.map(jnp.zeros_like, updates)), SkipState(
-            inner=unless_skipped(inner_state, state.inner),
+        return updates, SkipState(
+            inner=_unless(is_skipped, inner_state, state.inner),
             accepted=state.accepted + ~is_skipped,
-            mean=unless_skipped(mean, state.mean),
-            variance=unless_skipped(variance, state.variance),
+            mean=jnp.where(is_skipped, state.mean, mean),
+            variance=jnp.where(is_skipped, state.variance, variance),
             skipped=state.skipped + is_skipped,
             spikes=jnp.where(is_finite & ~is_spike, 0, state.spikes + is_spike),
             non_finite=jnp.where(is_finite, 0, state.non_finite + 1),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _unless(is_skipped: jax.Array, new: optax.OptState, old: optax.OptState) -> optax.OptState:
+    """Returns the state `new`, or `old` with the step numbers of the learning rate of `new`."""
+
+    def counts_steps(state: Any) -> bool:
+        return isinstance(state, optax.ScaleByScheduleState | ScheduleFreeState)
+
+    def chosen(new: Any, old: Any) -> Any:
+        if isinstance(new, optax.ScaleByScheduleState):
+            return new
+        if isinstance(new, ScheduleFreeState):
+            kept = _unless(is_skipped, tuple(new), tuple(old))
+            return ScheduleFreeState(*kept)._replace(updates=new.updates)
+        return jnp.where(is_skipped, old, new)
+
+    return jax.tree.map(chosen, new, old, is_leaf=counts_steps)
 
 
 def _is_spike(norm: jax.Array, state: SkipState, deviations: float | None) -> jax.Array:

@@ -26,6 +26,7 @@ from flaxformer_lite.training import (
     predictions,
     r_drop,
     schedule_free,
+    spikes,
 )
 from flaxformer_lite.training.predictions import Batch, Predicted
 from flaxformer_lite.training.state import TrainState, init_state
@@ -102,7 +103,8 @@ def train_step(
         as in `gradient_sums`.
 
     Returns:
-      The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping).
+      The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping); and
+      `spikes.counts` if the optimizer skips updates.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key_data), state.step)
     trained = point = parameter_groups.trained(state.params, freeze)
@@ -115,10 +117,13 @@ def train_step(
     per_label = 1 / jnp.maximum(sums["loss"][1], 1)
     gradients = jax.tree.map(lambda g: g * per_label, gradients)
     with jax.named_scope("optimizer"):
-        updates, opt_state = optimizer.update(gradients, state.opt_state, trained)
+        update = optax.with_extra_args_support(optimizer).update
+        loss, _ = sums["loss"]
+        updates, opt_state = update(gradients, state.opt_state, trained, value=loss)
         trained = optax.apply_updates(trained, updates)
     params = parameter_groups.merged(trained, state.params)
     sums["grad_norm"] = (optax.tree.norm(gradients), jnp.ones(()))
+    sums |= spikes.counts(opt_state)
     ema = None
     if ema_decay is not None:
         assert state.ema is not None, "init_state makes it"
