@@ -18,8 +18,8 @@ from flaxformer_lite.training.schedule_free import ScheduleFreeState
 # and the variance; later the weights decay by 1 - 1 / WARMUP a step, so that the statistics follow
 # the norm as it changes during training.
 WARMUP = 50
-# Spikes in a row that are skipped. The next step is accepted whatever its norm is: a high norm that
-# lasts is a new level, and without this rule the parameters would never move again.
+# Spikes in a row that are skipped. More of them are accepted, until a norm is below the limit: a
+# norm that stays high is a new level, and without this rule the parameters would never move again.
 LONGEST = 10
 
 
@@ -31,7 +31,7 @@ class SkipState(NamedTuple):
     mean: jax.Array  # of the norms of recent accepted steps, float32
     variance: jax.Array  # of the same norms, float32
     skipped: jax.Array  # skipped steps of either kind, int32
-    spikes: jax.Array  # spikes skipped since the last accepted step, int32
+    spikes: jax.Array  # spikes in a row, int32
     non_finite: jax.Array  # steps in a row whose loss or norm was not finite, int32
 
 
@@ -52,8 +52,8 @@ def skip_updates(
     Its `update` takes the loss as `value`. A step is skipped
 
     - if `value` or the global norm of the gradients is not finite, or
-    - if the norm is more than `deviations` standard deviations above the mean of recent accepted
-      steps, after `WARMUP` of them, and at most `LONGEST` times in a row.
+    - if the norm is a spike, one of the first `LONGEST` in a row: more than `deviations` standard
+      deviations above the mean of recent accepted steps, after `WARMUP` of them.
 
     Args:
       inner: a whole optimizer. The step numbers of its learning rate go on in a skipped step.
@@ -76,8 +76,8 @@ def skip_updates(
         # The gradients are the same on all devices, and so is what follows.
         norm = optax.tree.norm(gradients)
         is_finite = jnp.isfinite(norm) & jnp.isfinite(value)
-        is_spike = is_finite & _is_spike(norm, state, deviations)
-        is_skipped = ~is_finite | is_spike
+        is_spike = _is_spike(norm, state, deviations)
+        is_skipped = ~is_finite | (is_spike & (state.spikes < LONGEST))
         updates, inner_state = inner.update(gradients, state.inner, params, value=value, **extra)
         # x + -0.0 is x for every x; -0.0 + 0.0 would be 0.0
         updates = jax.tree.map(lambda u: jnp.where(is_skipped, jnp.full_like(u, -0.0), u), updates)
@@ -88,7 +88,7 @@ def skip_updates(
             mean=jnp.where(is_skipped, state.mean, mean),
             variance=jnp.where(is_skipped, state.variance, variance),
             skipped=state.skipped + is_skipped,
-            spikes=jnp.where(is_finite & ~is_spike, 0, state.spikes + is_spike),
+            spikes=jnp.where(is_finite, jnp.where(is_spike, state.spikes + 1, 0), state.spikes),
             non_finite=jnp.where(is_finite, 0, state.non_finite + 1),
         )
 
@@ -113,11 +113,11 @@ def _unless(is_skipped: jax.Array, new: optax.OptState, old: optax.OptState) -> 
 
 
 def _is_spike(norm: jax.Array, state: SkipState, deviations: float | None) -> jax.Array:
-    """Returns whether a finite norm is a spike that may be skipped; bool."""
+    """Returns whether a norm is a spike; bool."""
     if deviations is None:
         return jnp.zeros((), bool)
     limit = state.mean + deviations * jnp.sqrt(state.variance)
-    return (norm > limit) & (state.accepted >= WARMUP) & (state.spikes < LONGEST)
+    return (norm > limit) & (state.accepted >= WARMUP)
 
 
 def _statistics(norm: jax.Array, state: SkipState) -> tuple[jax.Array, jax.Array]:

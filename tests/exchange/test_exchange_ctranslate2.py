@@ -14,6 +14,7 @@ from flaxformer_lite.config import CHOICES, Config, DecodeConfig, ModelConfig
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.exchange import ctranslate2_spec, to_ctranslate2
 from flaxformer_lite.exchange.exports import export
+from flaxformer_lite.field_rules import NOT_IN_WEIGHTS
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.model import parameters, transformer
 from flaxformer_lite.training import meshes
@@ -382,15 +383,7 @@ def test_every_field_of_the_model_config_is_covered():
     changed = {name for changes in (*CHANGES, *LANGUAGE_MODELS, *COMBINED) for name in changes}
     refused = {"architecture", "decoder", "attention", "attention_window"}
     sizes = {"vocab_size", "d_model", "num_heads", "d_ff", "max_length", "relative_clip"}
-    no_weights = {
-        "backend",
-        "dropout",
-        "attention_dropout",
-        "remat",
-        "dtype",
-        "pooling",
-        "num_classes",
-    }
+    no_weights = {*NOT_IN_WEIGHTS, "pooling", "num_classes"}
     assert fields == changed | refused | sizes | no_weights
     assert ctranslate2_spec.ACTIVATIONS.keys() | ctranslate2_spec.GATES.keys() == set(
         CHOICES["model.activation"]

@@ -234,16 +234,15 @@ DROPPED = dict(layer_drop=0.4, feed_forward_dropout=0.3, embedding_dropout=0.2)
 
 
 @SLOW
-@pytest.mark.parametrize("model", ["encoder_decoder", "decoder_lm"])
-def test_a_step_with_layer_drop_does_not_depend_on_microbatches(model):
-    config = changed(model, **DROPPED)
-    whole, plain = gradients(config), gradients(changed(model))
+def test_a_step_with_layer_drop_does_not_depend_on_microbatches():
+    config = changed("encoder_decoder", **DROPPED)
+    whole, plain = gradients(config), gradients(changed("encoder_decoder"))
     assert abs(float(whole[1]["loss"][0] / plain[1]["loss"][0]) - 1) > 1e-3
     close(gradients(config, microbatches=4), whole, 1e-5)
 
 
 @SLOW
-@pytest.mark.parametrize(("remat", "tied"), [("full", False), ("full", True), ("dots", True)])
+@pytest.mark.parametrize(("remat", "tied"), [("full", True), ("dots", False)])
 def test_a_step_with_layer_drop_does_not_depend_on_remat(remat, tied):
     config = changed("decoder_lm", **DROPPED, tie_layers=tied)
     close(gradients(dataclasses.replace(config, remat=remat)), gradients(config), 1e-5)
