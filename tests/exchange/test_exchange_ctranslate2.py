@@ -169,6 +169,7 @@ CHANGES = [
     {"use_bias": False},
     {"output_bias": True},
     {"tie_embeddings": False},
+    {"tie_layers": True},
     {"num_encoder_layers": 1, "num_decoder_layers": 3},
 ]
 MODERN = {"norm": "rms_norm", "norm_placement": "pre", "activation": "swiglu", "use_bias": False}

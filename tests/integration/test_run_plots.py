@@ -121,6 +121,18 @@ def test_queries_of_a_language_model_are_its_predicted_tokens_and_keys_its_input
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_tied_layers_have_a_map_for_each_application():
+    tied = run_of("decoder_lm", num_decoder_layers=DEEP, tie_layers=True)
+    separate = run_of("decoder_lm", num_decoder_layers=DEEP)
+    copies = {f"layers_{n}": tied.params["decoder"]["layers_0"] for n in range(DEEP)}
+    decoder = {**tied.params["decoder"], **copies}
+    separate = dataclasses.replace(separate, params={**tied.params, "decoder": decoder})
+    (each,), (expected,) = (run_plots.attention_maps(run, TEXT) for run in (tied, separate))
+    assert each.weights_NHTS.shape == (DEEP, HEADS, 5, 5)
+    np.testing.assert_allclose(each.weights_NHTS, expected.weights_NHTS, atol=1e-5)
+
+
 def test_the_maps_of_a_translator_have_source_tokens_and_predicted_tokens():
     run = run_of("encoder_decoder")
     (source,) = Letters.encode([TEXT])
