@@ -17,6 +17,7 @@ from flaxformer_lite.fields import (
     ModelConfig,
     TrainConfig,
 )
+from flaxformer_lite.init_checks import check_init
 from flaxformer_lite.optim_checks import check_optim
 from flaxformer_lite.regularization_checks import check_regularization
 from flaxformer_lite.system.compressed import without_suffix
@@ -41,6 +42,7 @@ def check_contradictions(config: Config, given: Set[str]) -> None:
     check_optim(config, given)
     _check_parallel(config)
     _check_best_metric(config)
+    check_init(config, given)
 
 
 def check_model(model: ModelConfig) -> None:

@@ -30,6 +30,10 @@ CHOICES = {
     "decode.method": ("greedy", "sample", "beam", "mask_predict"),
     "decode.penalty": ("wu", "power"),
     "parallel.mode": ("mesh", "pmap"),
+    "init.parameters": ("raw", "ema"),
+    "init.missing": ("refuse", "random"),
+    "init.vocabulary": ("same", "extend"),
+    "init.new_embeddings": ("mean", "random"),
 }
 # Values of data.dataset that read custom files.
 OWN_TEXT = ("parallel_text", "plain_text", "labelled_text")
@@ -59,6 +63,7 @@ LOWEST = {
     "decode.alpha": 0.0,
     "train.r_drop": 0.0,
     "train.z_loss": 0.0,
+    "init.new_bias": -100.0,
 }
 HIGHEST = {  # inclusive
     **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1),
@@ -66,6 +71,7 @@ HIGHEST = {  # inclusive
     "train.r_drop": 100.0,
     "train.z_loss": 1.0,
     "data.character_coverage": 1.0,
+    "init.new_bias": 0.0,
     **dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20),
     **dict.fromkeys(("decode.beam_size", "decode.iterations", "decode.length_candidates"), 1000),
 }
@@ -108,6 +114,7 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
     **dict.fromkeys(
         ("decode.iterations", "decode.length_candidates"), ("decode.method", ("mask_predict",))
     ),
+    **dict.fromkeys(("init.new_embeddings", "init.new_bias"), ("init.vocabulary", ("extend",))),
 }
 
 # Fields of `train` that a resumed run may change. They do not affect earlier steps. Later steps
@@ -141,6 +148,8 @@ MAY_DIFFER_ON_RESUME = (
     "data.train_files",  # files are known by their contents
     "data.validation_files",
     "data.test_files",
+    "data.tokenizer_file",  # as is a tokenizer
+    "init.run",  # and a parent
     "model.backend",
     "model.remat",
     *(f"train.{name}" for name in RESUMED),

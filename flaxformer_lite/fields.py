@@ -126,6 +126,8 @@ class DataConfig:
     test_split: str = "test"
     # 'unigram' or 'bpe' (section 5.1), trained by SentencePiece; 'marian': an imported one
     tokenizer: str = "unigram"
+    # tokenizer.model, or a workdir, to copy the tokenizer from; None: of init.run, or trained
+    tokenizer_file: str | None = None
     # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
     vocab_size: int = 37000
     # if the text has fewer pieces than vocab_size: 'hard': refuse it, 'soft': use all of them
@@ -300,6 +302,28 @@ class ParallelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class InitConfig:
+    """The parameters at step 0: random ones, or those of another run."""
+
+    # workdir of a run, or a folder of `export safetensors`, to start from; None: random parameters
+    run: str | None = None
+    # 'last:5' or 'best:5' of its checkpoints, or 'none': its best; None: its train.average
+    average: str | None = None
+    # 'raw', or 'ema', its moving average; None: 'ema' if it keeps one
+    parameters: str | None = None
+    # rules 'NEW=OLD': a regular expression for the start of new names, and the old start
+    map: tuple[str, ...] = ()
+    # parameters that init.run lacks: 'refuse', or 'random': initialised as in any other run
+    missing: str = "refuse"
+    # 'same': the tokenizer of init.run; 'extend': the same with new pieces, to data.vocab_size
+    vocabulary: str = "same"
+    # 'extend': of a new piece, the 'mean' of the old pieces that spell it, or 'random'
+    new_embeddings: str = "mean"
+    # 'extend', model.output_bias: added to the logit of each new piece at step 0
+    new_bias: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A whole run."""
 
@@ -309,6 +333,7 @@ class Config:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
+    init: InitConfig = dataclasses.field(default_factory=InitConfig)
 
 
 # `optim.momentum` of None, by optimizer.

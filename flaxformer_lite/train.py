@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -20,9 +20,10 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.evaluator import Evaluator
 from flaxformer_lite.model import transformer
-from flaxformer_lite.runs import metrics_log, multihost
+from flaxformer_lite.runs import metrics_log, multihost, snapshot
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.system import storage
@@ -33,10 +34,9 @@ from flaxformer_lite.training import (
     meshes,
     origin,
     parallel,
-    parameter_groups,
+    parent,
     run_report,
     saved_evaluation,
-    schedule_free,
     sharding,
     step,
 )
@@ -59,7 +59,7 @@ def fit(config: Config, workdir: Path) -> int:
       InputError: the config, the data, the devices or the workdir do not fit together.
       Diverged: the loss or gradient is no longer finite; the earlier checkpoints are kept.
     """
-    config, mesh, dataset = check(config, workdir)
+    config, mesh, dataset, origins = check(config, workdir)
     is_primary = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         multihost.together(
@@ -68,11 +68,12 @@ def fit(config: Config, workdir: Path) -> int:
         # Before it was locked, another training may have changed it.
         multihost.together(lambda: workdir_lib.check(workdir, config))
         stack.enter_context(
-            workdir_lib.untouched_if_refused(workdir) if is_primary else contextlib.nullcontext()
+            snapshot.untouched_if_refused(workdir) if is_primary else contextlib.nullcontext()
         )
         interrupt, background = stack.enter_context(Interrupt()), stack.enter_context(Background())
         try:
-            _train(set_up(config, storage.place(workdir), mesh, dataset, interrupt, background))
+            place = storage.place(workdir)
+            _train(set_up(config, place, mesh, dataset, origins, interrupt, background))
         except Interrupted as reason:
             if not reason.agreed:
                 return interrupt.exit_code
@@ -98,11 +99,12 @@ def _train(run: Run) -> None:
     finish(trainer, evaluator)
 
 
-def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
+def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset, parent.Origins]:
     """Checks the config, the devices, the dataset and the workdir before anything is written.
 
     Returns:
-      The config with the number of classes, the device mesh, and the dataset, not prepared yet.
+      The config with the number of classes, the device mesh, the dataset, not prepared yet, and
+      the run and the tokenizer that this run starts from.
     """
     multihost.check_config(config)
     config = _with_old_reading(config, workdir)
@@ -113,7 +115,8 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset]:
     dataset = multihost.together(lambda: pipeline.open_dataset(config, beside=beside))
     config = with_classes(config, dataset.label_names)
     multihost.together(lambda: workdir_lib.check(workdir, config))
-    return config, mesh, dataset
+    origins = multihost.together(lambda: parent.origins(config, workdir))
+    return config, mesh, dataset, origins
 
 
 def _with_old_reading(config: Config, workdir: Path) -> Config:
@@ -132,6 +135,7 @@ def set_up(
     workdir: Path,
     mesh: Mesh,
     dataset: Dataset,
+    origins: parent.Origins,
     interrupt: Interrupt,
     background: Background,
 ) -> Run:
@@ -141,11 +145,13 @@ def set_up(
     paths = Workdir(workdir)
     has_tokenizer = paths.tokenizer.exists()
     multihost.barrier("the config of the last start is read")
-    multihost.by_process_0(lambda: _create(workdir, config, same_result))
+    multihost.by_process_0(lambda: _create(workdir, config, same_result, origins))
     multihost.check_workdir(workdir)
 
     if config.data.vocab_limit == "soft" and not has_tokenizer:
-        train_it = functools.partial(pipeline.provide_tokenizer, config, dataset, paths.tokenizer)
+        train_it = functools.partial(
+            pipeline.provide_tokenizer, config, dataset, paths.tokenizer, given=origins.tokenizer
+        )
         multihost.together(lambda: interrupt.wait_for(Background.once(train_it)))
     config = _with_vocabulary(config, paths)
     mode = parallel.MODES[config.parallel.mode](mesh)
@@ -178,6 +184,7 @@ def set_up(
         started=started,
         has_config=has_config,
         same_result=same_result,
+        origins=origins,
     )
 
 
@@ -194,7 +201,7 @@ def _with_vocabulary(config: Config, paths: Workdir) -> Config:
     return with_vocabulary(config, size)
 
 
-def _create(workdir: Path, config: Config, same_result: bool) -> None:
+def _create(workdir: Path, config: Config, same_result: bool, origins: parent.Origins) -> None:
     """Creates the workdir. If the config changes the result of a finished run, reopens its log.
 
     So the next start evaluates the run again, even if this one is killed early.
@@ -210,6 +217,8 @@ def _create(workdir: Path, config: Config, same_result: bool) -> None:
             ) from error
         paths.publish_logs()
     workdir_lib.create(workdir, config)
+    if origins.parent is not None:
+        storage.write_whole(paths.init, json.dumps(origins.parent.record, indent=2) + "\n")
 
 
 def find_start(run: Run) -> Start:
@@ -255,7 +264,8 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
         loader.possible_shapes(config) if ahead and config.data.num_buckets is None else ()
     )
     unverified = run.has_config and not start.parts and not start.imported
-    load = functools.partial(pipeline.load, config, run.dataset, run.paths.tokenizer, unverified)
+    making = {"verify": unverified, "given": run.origins.tokenizer}
+    load = functools.partial(pipeline.load, config, run.dataset, run.paths.tokenizer, **making)
     data = multihost.together(lambda: wait(Background.once(load)))
     identity.check_tokenizer(data.tokenizer, config, run.paths)
     facts = identity.of(data, run.dataset, config)
@@ -268,7 +278,9 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
         assert fresh_state is not None, "it is made if no checkpoint is read"
         state = wait(fresh_state)
     if start.imported:
-        state = _with_imported_weights(run, state)
+        state = _with_imported_weights(run)
+    elif run.origins.parent is not None:
+        state = _with_weights_of(run.origins.parent, run, state, data.tokenizer)
     stop = StopTogether(run.interrupt, mode.mesh)
     evaluator = Evaluator(
         transformer.build_model(config.model),
@@ -290,18 +302,24 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
     return trainer, evaluator
 
 
-def _with_imported_weights(run: Run, state: TrainState) -> TrainState:
-    """Returns `state` with the imported weights in place of all initial values."""
+def _with_imported_weights(run: Run) -> TrainState:
+    """Returns the first state with the imported weights as parameters and moving average."""
     abstract = run.mode.abstract({"params": run.abstract_state.params})
+    weights = run.checkpoints.restore(0, abstract)[0]["params"]
+    state: TrainState = run.mode.state_with(run.initial_state, weights)
+    return state
 
-    def weights() -> Any:  # read for each use, so that no buffer is shared
-        return run.mode.put_state(run.checkpoints.restore(0, abstract)[0]["params"])
 
-    ema, opt_state = None if state.ema is None else weights(), state.opt_state
-    if run.config.optim.optimizer == "schedule_free":
-        iterate = parameter_groups.trained(weights(), run.config.optim.freeze)
-        opt_state = schedule_free.started_at(iterate, opt_state)
-    return dataclasses.replace(state, params=weights(), opt_state=opt_state, ema=ema)
+def _with_weights_of(
+    origin_run: parent.Parent, run: Run, fresh: TrainState, tokenizer: AnyTokenizer
+) -> TrainState:
+    """Returns the first state with the parameters of another run, and writes `init.txt`."""
+    random = parallel.whole_on_host(run.mode.over_mesh(fresh.params), run.mode.mesh)
+    params, table = parent.first_parameters(run.config, origin_run, random, tokenizer)
+    multihost.by_process_0(lambda: storage.write_whole(run.paths.init_table, table))
+    run_report.say(run_report.first_parameters(table, run.config, run.paths))
+    state: TrainState = run.mode.state_with(run.initial_state, params)
+    return state
 
 
 def finish(trainer: Trainer, evaluator: Evaluator) -> None:

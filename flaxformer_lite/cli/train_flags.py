@@ -9,7 +9,7 @@ from absl import flags
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import config_files
-from flaxformer_lite.cli import parser
+from flaxformer_lite.cli import init_flags, parser
 from flaxformer_lite.cli.shared_flags import define_in
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.system.accelerators import ACCELERATORS, FORMER_NAMES
@@ -42,7 +42,8 @@ class PlanRequest(NamedTuple):
 def parse_train(arguments: Sequence[str]) -> TrainRequest:
     """Parses the flags of `train`.
 
-    Without --config, the config is that of the run in the workdir, or else `default`.
+    Without --config, the config is that of the run in the workdir, or else that of --init with its
+    own tokenizer, or else `default`.
 
     Raises:
       InputError: the config or an override is wrong.
@@ -51,16 +52,21 @@ def parse_train(arguments: Sequence[str]) -> TrainRequest:
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
         config = (
-            "config file, or the name of one in the package; default: the workdir's, or default"
+            "config file, or the name of one in the package; default: the workdir's, that of "
+            "--init, or default"
         )
         flag.string("config", None, config)
         flag.string("workdir", None, "folder of the run; default: a new one under runs/")
+        init_flags.define(values)
         flag.string("coordinator_address", None, "HOST:PORT of process 0, for several processes")
         processes = "number of processes of this run; 1: do not wait for others"
         flag.integer("num_processes", None, processes)
         flag.integer("process_id", None, "index of this process, from 0")
 
-    usage = "usage: train [--config=X] [--workdir=W] [--config.section.field=value ...]"
+    usage = (
+        "usage: train [--config=X] [--workdir=W] [--init=RUN ...] [--config.section.field=value "
+        "...]"
+    )
     values, config, name = _parse_config(arguments, define, usage)
     workdir = place(values.workdir) if values.workdir else None
     return TrainRequest(
@@ -143,8 +149,11 @@ def _parse_config(
     name = "default"
     if values.config is None and values.workdir and workdir_lib.has_run(values.workdir):
         user_config = config_lib.to_config_dict(workdir_lib.read_config(place(values.workdir)))
+    elif values.config is None and "init" in values and values.init:
+        name, user_config = init_flags.inherited(values.init)
     else:
         file = config_files.find_config(values.config or name)
         name, user_config = file.stem, config_files.load_config(file)
         config_files.find_beside(user_config, file.parent)
+    overrides = [*init_flags.overrides(values), *overrides]
     return values, config_lib.resolve(config_files.override(user_config, overrides)), name

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -294,13 +294,12 @@ def _plan(
 
 
 def provide_tokenizer(
-    config: Config, dataset: Dataset, tokenizer_path: Path, verify: bool = False
+    config: Config, dataset: Dataset, tokenizer_path: Path, **options: Any
 ) -> AnyTokenizer:
-    """Prepares the dataset, trains the tokenizer if its file does not exist, and returns it.
+    """Prepares the dataset, makes the tokenizer if its file does not exist, and returns it.
 
     Args:
-      verify: whether to train an existing tokenizer again and compare: it is from an earlier start,
-        and no checkpoint records its text.
+      options: `verify` and `given`, as in `subwords.provide_tokenizer`.
 
     Raises:
       InputError: a split is missing or has no labels; or the tokenizer is of other text.
@@ -314,24 +313,22 @@ def provide_tokenizer(
 
     multihost.together(prepare)
     reader = dataset.reader(config.data.train_split)
-    subwords.provide_tokenizer(config, reader, tokenizer_path, verify=verify)
+    subwords.provide_tokenizer(config, reader, tokenizer_path, **options)
     return multihost.together(lambda: tokenizer.load(tokenizer_path, source_normalization(config)))
 
 
-def load(
-    config: Config, dataset: Dataset, tokenizer_path: Path, verify_tokenizer: bool = False
-) -> Data:
-    """Prepares and reads the dataset; trains the tokenizer if `tokenizer_path` does not exist.
+def load(config: Config, dataset: Dataset, tokenizer_path: Path, **options: Any) -> Data:
+    """Prepares and reads the dataset; makes the tokenizer if `tokenizer_path` does not exist.
 
     Args:
-      verify_tokenizer: as `verify` of `provide_tokenizer`.
+      options: as in `provide_tokenizer`.
 
     Raises:
       InputError: as `provide_tokenizer`, or a split has no usable example. If one of several
         processes raises it before their last barrier, all do.
     """
     loader.import_grain()
-    tokens = provide_tokenizer(config, dataset, tokenizer_path, verify_tokenizer)
+    tokens = provide_tokenizer(config, dataset, tokenizer_path, **options)
     _warn_of_overlap(dataset, {role: getattr(config.data, f"{role}_split") for role in ROLES})
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_part(dataset, "validation", tokens, config)

@@ -5,7 +5,7 @@ from typing import Any
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import DecodeConfig
-from flaxformer_lite.data.tokens.tokenizer import normalizing_code
+from flaxformer_lite.data.tokens.normalization import normalizing_code
 from flaxformer_lite.exchange import ctranslate2_spec
 from flaxformer_lite.exchange.folder import (
     about_decoding,

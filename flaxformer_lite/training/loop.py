@@ -30,6 +30,7 @@ from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.compilation import CompiledSteps
 from flaxformer_lite.training.interrupt import Interrupt, Interrupted, StopTogether
 from flaxformer_lite.training.meter import Meter
+from flaxformer_lite.training.parent import Origins
 from flaxformer_lite.training.progress import Progress
 from flaxformer_lite.training.state import TrainState, to_parts
 
@@ -47,7 +48,7 @@ class Run:
     dataset: Dataset
     mode: parallel.MeshMode | parallel.PmapMode
     interrupt: Interrupt
-    initial_state: Callable[[], TrainState]
+    initial_state: Callable[..., TrainState]  # of random parameters, or of `params`
     abstract_state: TrainState  # shapes and types
     steps: CompiledSteps
     checkpoints: Checkpoints
@@ -55,6 +56,7 @@ class Run:
     started: float  # time.monotonic() of this start
     has_config: bool  # an earlier start has saved its config
     same_result: bool  # this config would not change the result of a finished run
+    origins: Origins  # the run and the tokenizer that this run starts from
 
 
 @dataclasses.dataclass(frozen=True)

@@ -85,6 +85,16 @@ def whole_on(mesh: Mesh, tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), tree)
 
 
+def whole_on_host(tree: Tree, mesh: Mesh) -> Tree:
+    """Returns global arrays over `mesh` as NumPy arrays, whole in every process."""
+    whole = NamedSharding(mesh, WHOLE)
+    return jax.tree.map(lambda x: np.asarray(jax.jit(_same, out_shardings=whole)(x)), tree)
+
+
+def _same(x: jax.Array) -> jax.Array:
+    return x
+
+
 class MeshMode:
     """The parallel mode 'mesh': `jit` over a mesh.
 
@@ -149,6 +159,14 @@ class MeshMode:
     def make_state(self, initial_state: Callable[[], Tree]) -> Tree:
         """Returns the result of `initial_state`; each device computes its own part."""
         return self.compile_state(initial_state)()
+
+    def state_with(self, initial_state: Callable[..., Tree], params: Tree) -> Tree:
+        """Returns the result of `initial_state(params=params)`; `params`: as of `put_state`."""
+        make = functools.partial(_with_params, initial_state)
+        layout = sharding.of(jax.eval_shape(make, params), self.mesh)
+        options = compiler_options(self.mesh)
+        jitted = jax.jit(make, out_shardings=layout, compiler_options=options)
+        return jitted(self.put_state(params))
 
     def compile_state(self, initial_state: Callable[[], Tree]) -> Callable[[], Tree]:
         """Returns `initial_state`, compiled for the mesh."""
@@ -238,6 +256,12 @@ class PmapMode:
         lowered = jax.jit(initial_state).lower()
         return self.put_state(lowered.compile(compiler_options=compiler_options(self.mesh))())
 
+    def state_with(self, initial_state: Callable[..., Tree], params: Tree) -> Tree:
+        """Returns the result of `initial_state(params=params)`, a copy on each device."""
+        options = compiler_options(self.mesh)
+        make = functools.partial(_with_params, initial_state)
+        return self.put_state(jax.jit(make, compiler_options=options)(params))
+
     def put_state(self, state: Tree) -> Tree:
         """Returns host or replicated arrays with a leading axis: a copy on each device."""
         count = len(self._local)
@@ -258,6 +282,10 @@ class PmapMode:
     def read(self, sums: Tree) -> Tree:
         """Returns the metrics of a compiled step on the host; waits for the step."""
         return jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data[0], sums))
+
+
+def _with_params(initial_state: Callable[..., Tree], params: Tree) -> Tree:
+    return initial_state(params=params)
 
 
 def _check_axis(step: Callable[..., Any], axis_name: str | None) -> None:

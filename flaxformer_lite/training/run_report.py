@@ -63,6 +63,22 @@ def groups(config: Config, params: Params) -> str:
     return columns(rows) if len(rows) > 2 else ""
 
 
+def first_parameters(table: str, config: Config, paths: Workdir) -> str:
+    """Returns the groups of `init.txt`: for each start of a name, what becomes of its arrays."""
+    groups: dict[tuple[str, str], int] = {}
+    notes = []
+    for line in table.splitlines():
+        kind, _, name = line.partition("  ")
+        if line.startswith("note: "):
+            notes.append(line)
+        else:
+            start = "/".join(name.split()[0].split("/")[:2])
+            groups[kind.strip(), start] = groups.get((kind.strip(), start), 0) + 1
+    rows = [f"  {kind:<8}  {start} ({count} arrays)" for (kind, start), count in groups.items()]
+    head = f"the first parameters, from {config.init.run}; all of them are in {paths.init_table}:"
+    return "\n".join([head, *notes, *rows])
+
+
 def over(mesh: jax.sharding.Mesh) -> str:
     """Returns '8 x cpu' for data parallelism, else such as '2 data x 4 fsdp x cpu'."""
     sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}

@@ -69,15 +69,5 @@ def gradient_point(params: Params, opt_state: optax.OptState, *, b1: float) -> P
     return between(params, state.z, b1=b1)
 
 
-def started_at(z: Params, opt_state: optax.OptState) -> optax.OptState:
-    """Returns the state of an optimizer that contains `averaged`, with another iterate z.
-
-    For parameters that are read from a file after the optimizer's initialisation.
-    """
-    return jax.tree.map(
-        lambda state: state._replace(z=z) if _is_ours(state) else state, opt_state, is_leaf=_is_ours
-    )
-
-
 def _is_ours(state: object) -> bool:
     return isinstance(state, ScheduleFreeState)

@@ -47,15 +47,20 @@ def init_state(
     length: int = 8,
     ema: bool = False,
     freeze: tuple[str, ...] = (),
+    params: Params | None = None,
 ) -> TrainState:
     """Returns the state before the first step, a function of `seed`.
 
     Args:
       ema: whether the state has a moving average.
       freeze: rules of the parameters that the optimizer has no state of.
+      params: the parameters; None: random ones.
     """
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
-    params = parameters.initial(model, params_key, length=length)
+    if params is None:
+        params = parameters.initial(model, params_key, length=length)
+    else:  # copies: an argument of a jitted function would share its buffer with the result
+        params = jax.tree.map(jnp.copy, params)
     # The average needs buffers of its own, as a step donates its input.
     average = jax.tree.map(jnp.copy, params) if ema else None
     key_data = jax.random.key_data(dropout_key)

@@ -148,7 +148,9 @@ def test_a_tokenizer_of_an_earlier_start_is_refused_if_the_text_gives_another_no
     )
     dataset, path = pipeline.open_dataset(config), small_language / "tokenizer.model"
     given, other = pipeline.load(config, dataset, path).tokenizer, small_language / "other.model"
-    assert pipeline.load(config, dataset, path, True).tokenizer.fingerprint == given.fingerprint
+    assert (
+        pipeline.load(config, dataset, path, verify=True).tokenizer.fingerprint == given.fingerprint
+    )
     tokenizer.train(dataset.read("test").texts(), other, vocab_size=1500, kind="bpe")
     content = other.read_bytes()
     with pytest.raises(
@@ -156,7 +158,7 @@ def test_a_tokenizer_of_an_earlier_start_is_refused_if_the_text_gives_another_no
         match=r"other\.model: differs from the tokenizer that the text of 'train' gives now, "
         ".* or delete it",
     ):
-        pipeline.load(config, dataset, other, True)
+        pipeline.load(config, dataset, other, verify=True)
     assert other.read_bytes() == content
     assert pipeline.load(config, dataset, other).tokenizer.fingerprint != given.fingerprint
 

@@ -17,7 +17,7 @@ from flaxformer_lite import trained
 from flaxformer_lite.cli import run_flags, train_flags
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.sources.datasets import Dataset
-from flaxformer_lite.runs import metrics_log, workdir
+from flaxformer_lite.runs import metrics_log, snapshot, workdir
 from flaxformer_lite.system import storage
 from flaxformer_lite.system.storage import place
 from flaxformer_lite.training import checkpoint
@@ -139,7 +139,7 @@ def test_a_config_is_read_back_from_a_bucket_and_another_is_an_error(bucket):
 
 
 def test_a_failed_start_removes_its_files_from_a_bucket(bucket):
-    with pytest.raises(ValueError, match="wrong"), workdir.untouched_if_refused(bucket):
+    with pytest.raises(ValueError, match="wrong"), snapshot.untouched_if_refused(bucket):
         workdir.create(bucket, Config())
         raise ValueError("wrong")
     assert not workdir.Workdir(bucket).config.exists()

@@ -23,7 +23,7 @@ from flaxformer_lite.config import (
     to_dict,
 )
 from flaxformer_lite.lines import line_job, line_windows
-from flaxformer_lite.runs import workdir
+from flaxformer_lite.runs import snapshot, workdir
 from flaxformer_lite.runs.metrics_log import MetricsWriter
 from flaxformer_lite.system import storage
 from flaxformer_lite.system.errors import InputError
@@ -166,7 +166,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
 
 def test_a_failed_start_removes_its_files(tmp_path):
     new = tmp_path / "deep" / "run"
-    with pytest.raises(ValueError, match="wrong"), workdir.untouched_if_refused(new):
+    with pytest.raises(ValueError, match="wrong"), snapshot.untouched_if_refused(new):
         workdir.create(new, Config()).tokenizer.write_text("model")
         raise ValueError("wrong")
     assert list(tmp_path.iterdir()) == []
@@ -177,7 +177,7 @@ def test_a_failed_second_start_restores_the_run(tmp_path):
     paths.metrics.write_text("{}\n")
     paths.tokenizer.write_text("model")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    with pytest.raises(ValueError, match="wrong"), workdir.untouched_if_refused(tmp_path):
+    with pytest.raises(ValueError, match="wrong"), snapshot.untouched_if_refused(tmp_path):
         workdir.create(tmp_path, changed("train", num_steps=7))
         raise ValueError("wrong")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
@@ -185,7 +185,7 @@ def test_a_failed_second_start_restores_the_run(tmp_path):
 
 def test_a_failure_after_the_first_logged_step_keeps_the_files(tmp_path):
     new = tmp_path / "run"
-    with pytest.raises(ValueError, match="late"), workdir.untouched_if_refused(new):
+    with pytest.raises(ValueError, match="late"), snapshot.untouched_if_refused(new):
         workdir.create(new, Config()).metrics.write_text("{}\n")
         raise ValueError("late")
     assert (new / "config.json").exists()
@@ -196,7 +196,7 @@ def test_a_failure_of_a_resumed_run_keeps_its_config_only_after_a_logged_step(tm
     paths = workdir.create(tmp_path, Config())
     paths.metrics.write_text('{"step": 3, "split": "train"}\n{"step": 3, "split": "test"}\n')
     before = paths.metrics.read_bytes()
-    with pytest.raises(ValueError, match="late"), workdir.untouched_if_refused(tmp_path):
+    with pytest.raises(ValueError, match="late"), snapshot.untouched_if_refused(tmp_path):
         workdir.create(tmp_path, changed("train", num_steps=7))
         writer = MetricsWriter(paths.logs)
         writer.write(4, split, {"loss": 1.0})

@@ -25,7 +25,8 @@ ORDER = (
     ("training", "decoding", "lines"),
     ("data",),
     ("model", "runs"),
-    ("config_files", "config", "config_checks", "optim_checks", "regularization_checks"),
+    ("config_files", "config", "config_checks"),
+    ("init_checks", "optim_checks", "regularization_checks"),
     ("field_rules", "fields", "scoring", "system"),
 )
 
@@ -39,6 +40,7 @@ DOORS = {
         "cli.shared_flags",
         "cli.sweep_flags",
         "cli.exchange_flags",
+        "cli.init_flags",
     },
     "babel": {
         "data.cldr.date_families",
@@ -55,7 +57,7 @@ DOORS = {
     "optuna": {"sweep.attempts", "sweep.importance", "sweep.study", "sweep.study_storage"},
     "orbax": {"training.checkpoint"},
     "sacrebleu": {"scoring"},
-    "safetensors": {"exchange.marian_folder", "exchange.folder"},
+    "safetensors": {"exchange.marian_folder", "exchange.folder", "training.parent"},
     "sentencepiece": {"data.tokens.tokenizer"},
     "submitit": {"sweep.cluster"},
     "tensorflow_datasets": {
@@ -70,6 +72,7 @@ MODEL_MAY_IMPORT = {"jax", "flax", "numpy"}
 MODEL_MAY_IMPORT_OF_PACKAGE = (
     "config",
     "config_checks",
+    "init_checks",
     "field_rules",
     "fields",
     "regularization_checks",

@@ -8,7 +8,7 @@ import pytest
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, DataConfig, ModelConfig
 from flaxformer_lite.data.sources.examples import Examples
-from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.data.tokens import normalization, tokenizer
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
 from flaxformer_lite.field_rules import CHOICES
 from flaxformer_lite.system.errors import InputError
@@ -32,8 +32,8 @@ SAME = {  # texts that differ from PLAIN in characters that nobody sees
 @pytest.mark.parametrize("text", SAME.values(), ids=SAME)
 @pytest.mark.parametrize("kind", ["whitespace", "nfc", "nfkc"])
 def test_texts_that_look_the_same_become_the_same(text, kind):
-    assert tokenizer.normalized(text, kind) == PLAIN
-    assert tokenizer.normalized(text, "none") == text != PLAIN
+    assert normalization.normalized(text, kind) == PLAIN
+    assert normalization.normalized(text, "none") == text != PLAIN
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_texts_that_look_the_same_become_the_same(text, kind):
     ],
 )
 def test_each_kind_changes_no_more_than_its_form(text, whitespace, nfc, nfkc):
-    found = [tokenizer.normalized(text, kind) for kind in KINDS]
+    found = [normalization.normalized(text, kind) for kind in KINDS]
     assert found == [text, whitespace, nfc, nfkc]
 
 
@@ -56,9 +56,9 @@ def test_each_kind_changes_no_more_than_its_form(text, whitespace, nfc, nfkc):
 @pytest.mark.parametrize("text", [*SAME.values(), "cafe\u0301 \ufb01ve"])
 def test_the_code_of_the_cards_does_the_same_and_a_second_time_changes_nothing(text, kind):
     names = {"text": text}
-    exec(tokenizer.normalizing_code(kind), names)
-    assert names["text"] == tokenizer.normalized(text, kind)
-    assert tokenizer.normalized(names["text"], kind) == names["text"]
+    exec(normalization.normalizing_code(kind), names)
+    assert names["text"] == normalization.normalized(text, kind)
+    assert normalization.normalized(names["text"], kind) == names["text"]
 
 
 @pytest.mark.parametrize(

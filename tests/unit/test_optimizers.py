@@ -264,13 +264,3 @@ def test_a_point_of_schedule_free_learning_weighs_the_square_of_its_rate():
     z = -np.cumsum(rates)
     assert x["w"][0] == pytest.approx((rates**2 * z).sum() / (rates**2).sum(), rel=1e-5)
     assert abs(x["w"][0] - z.mean()) > 0.01
-
-
-def test_an_iterate_can_start_at_other_parameters():
-    config = config_of("schedule_free", clip_norm=1.0)
-    optimizer = optim.make_optimizer(config, d_model=37, num_steps=STEPS)
-    started = schedule_free.started_at(sampled(5), optimizer.init(sampled(0)))
-    for actual, expected in zip(
-        jax.tree.leaves(started), jax.tree.leaves(optimizer.init(sampled(5))), strict=True
-    ):
-        np.testing.assert_array_equal(actual, expected)

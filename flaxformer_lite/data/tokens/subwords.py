@@ -15,12 +15,14 @@ import numpy as np
 
 from flaxformer_lite.config import Config, source_normalization
 from flaxformer_lite.data.sources.examples import Examples, Reader
-from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.data.tokens import extension, tokenizer
+from flaxformer_lite.data.tokens.normalization import normalized
 from flaxformer_lite.data.tokens.ragged import Ragged, mixed
 from flaxformer_lite.data.tokens.segmentation import Segmenter
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer, Tokenizer
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.storage import write_whole
 
 READ_AT_ONCE = 8192  # examples in memory as text
 GROWTH_SAMPLE = 1000  # evenly spaced examples for the estimate of the growth
@@ -43,44 +45,72 @@ def vocabulary_texts(reader: Reader, count: int, kind: str = "none") -> list[str
         examples = chosen[chosen // max(1, len(reader)) == number] - number * len(reader)
         for first in range(0, len(examples), READ_AT_ONCE):
             some = getattr(reader(examples[first : first + READ_AT_ONCE]), side)
-            texts += [
-                tokenizer.normalized(text, kind) if side == "source" else text for text in some
-            ]
+            texts += [normalized(text, kind) if side == "source" else text for text in some]
     return texts
 
 
-def provide_tokenizer(config: Config, reader: Reader, path: Path, *, verify: bool) -> None:
-    """Trains the tokenizer in process 0 if `path` does not exist.
+def provide_tokenizer(
+    config: Config,
+    reader: Reader,
+    path: Path,
+    *,
+    verify: bool = False,
+    given: AnyTokenizer | None = None,
+) -> None:
+    """Writes the tokenizer of a run in process 0 if `path` does not exist.
 
     Args:
       reader: of the training split.
-      verify: whether to train an existing tokenizer again, and compare the result.
+      verify: whether to make an existing tokenizer again, and compare the result: it is from an
+        earlier start, and no checkpoint records its text.
+      given: the tokenizer to copy, or under `init.vocabulary='extend'` to extend by this text;
+        None: a new one is trained.
 
     Raises:
-      InputError: the tokenizer cannot be trained, or the existing one differs.
+      InputError: the tokenizer cannot be made, or the existing one differs.
     """
 
     def provide() -> None:
         if path.exists() and not verify:
             return
-        kind = source_normalization(config)
-        texts = vocabulary_texts(reader, config.data.vocabulary_sample, kind)
-        options: dict[str, Any] = {
-            "vocab_size": config.data.vocab_size,
-            "kind": config.data.tokenizer,
-            "vocab_limit": config.data.vocab_limit,
-            "character_coverage": config.data.character_coverage,
-        }
+        content = _content(config, reader, path, given)
         if not path.exists():
-            tokenizer.train(texts, path, **options)
-        elif tokenizer.trained(texts, **options) != path.read_bytes():
+            write_whole(path, content)
+        elif content != path.read_bytes():
+            copied = given is not None and config.init.vocabulary == "same"
+            source = config.init.run or config.data.tokenizer_file
+            made_of = (
+                f"of {source!r}"
+                if copied
+                else f"that the text of {config.data.train_split!r} gives now"
+            )
             raise InputError(
-                f"{path}: differs from the tokenizer that the text of "
-                f"{config.data.train_split!r} gives now, and no checkpoint needs it yet; put the "
-                "old text back, or delete it, which makes a new one."
+                f"{path}: differs from the tokenizer {made_of}, and no checkpoint needs it yet; "
+                f"put the old {'one' if copied else 'text'} back, or delete it, which makes a new "
+                "one."
             )
 
     multihost.by_process_0(provide)
+
+
+def _content(config: Config, reader: Reader, path: Path, given: AnyTokenizer | None) -> bytes:
+    """Returns the model file of the tokenizer of a run."""
+    data = config.data
+    has_given = config.init.run is not None or data.tokenizer_file is not None
+    if has_given and given is None:  # after the first checkpoint, which has its fingerprint
+        raise InputError(f"{path}: the tokenizer of this run is gone; put the file back.")
+    extends = config.init.vocabulary == "extend"
+    if given is not None and not extends:
+        return given.content
+    texts = vocabulary_texts(reader, data.vocabulary_sample, source_normalization(config))
+    options: dict[str, Any] = {
+        "vocab_size": data.vocab_size,
+        "vocab_limit": data.vocab_limit,
+        "character_coverage": data.character_coverage,
+    }
+    if given is not None:
+        return extension.extended(given.content, texts, **options)
+    return tokenizer.trained(texts, kind=data.tokenizer, **options)
 
 
 class SubwordSampler:

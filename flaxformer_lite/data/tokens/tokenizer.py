@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import re
-import unicodedata
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
+from flaxformer_lite.data.tokens.normalization import normalized
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import read_whole, write_whole
@@ -23,8 +24,6 @@ from flaxformer_lite.system.storage import read_whole, write_whole
 SPACE_MARK, ESCAPE = "\u2581", "\uf8ff"
 # The trained model depends on the number of threads, so the number is fixed.
 TRAINING_THREADS = 2
-# zero-width space, word joiner, byte order mark; not the joiners that Persian and emoji need
-ZERO_WIDTH = "\u200b\u2060\ufeff"
 
 
 def train(sentences: Iterable[str], path: Path, **options: Any) -> None:
@@ -142,30 +141,6 @@ def unescape(text: str) -> str:
     return text.replace(ESCAPE + "1", SPACE_MARK).replace(ESCAPE + "0", ESCAPE)
 
 
-def normalized(text: str, kind: str) -> str:
-    """Returns `text` normalised by a choice of `data.normalization`.
-
-    'whitespace' removes ZERO_WIDTH and white space at both ends, and makes any run of white space,
-    no-break spaces included, one space. 'nfc' and 'nfkc' do this after Unicode's NFC or NFKC.
-    """
-    if kind == "none":
-        return text
-    if kind != "whitespace":
-        text = unicodedata.normalize("NFC" if kind == "nfc" else "NFKC", text)
-    return " ".join(re.sub(f"[{ZERO_WIDTH}]", "", text).split())
-
-
-def normalizing_code(kind: str) -> str:
-    """Returns the lines of Python that normalise `text`, for the cards of exports; may be empty."""
-    lines = {
-        "none": [],
-        "whitespace": ["import re"],
-    }.get(kind, ["import re, unicodedata", f'text = unicodedata.normalize("{kind.upper()}", text)'])
-    if lines:
-        lines = [*lines, 'text = " ".join(re.sub("[\\u200b\\u2060\\ufeff]", "", text).split())']
-    return "".join(f"{line}\n" for line in lines)
-
-
 def load(path: Path, normalization: str = "none") -> "AnyTokenizer":
     """Returns the tokenizer in the file `path`; raises InputError if it contains none.
 
@@ -183,6 +158,38 @@ def open_model(content: bytes) -> sentencepiece.SentencePieceProcessor:
     except RuntimeError as error:
         raise InputError(str(error)) from error
     return model
+
+
+def model_kind(content: bytes) -> str:
+    """Returns the kind of a tokenizer by the bytes of its file: 'unigram', 'bpe' or 'marian'."""
+    if content[:2] == b"PK":
+        return "marian"
+    kinds = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # TrainerSpec.ModelType
+    return kinds[_proto(content).trainer_spec.model_type]
+
+
+def with_pieces(content: bytes, pieces: Sequence[tuple[str, float]]) -> bytes:
+    """Returns a SentencePiece model with more pieces, (text, score), after its own."""
+    model = _proto(content)
+    for piece, score in pieces:
+        model.pieces.add(piece=piece, score=score)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    extended: bytes = model.SerializeToString(deterministic=True)
+    return extended
+
+
+def open_without_prefix(content: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Returns the model with these bytes; it adds no space in front of a text."""
+    model = _proto(content)
+    model.normalizer_spec.add_dummy_prefix = False
+    return open_model(model.SerializeToString(deterministic=True))
+
+
+def _proto(content: bytes) -> Any:
+    """Returns a SentencePiece model as a protocol buffer."""
+    open_model(content)  # raises InputError if it is none
+    messages: Any = sentencepiece_model_pb2
+    return messages.ModelProto.FromString(content)
 
 
 class Tokenizer:

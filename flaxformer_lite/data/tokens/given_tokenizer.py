@@ -1,0 +1,60 @@
+"""A tokenizer that a run does not train: a copy of another one, or its extension."""
+
+from flaxformer_lite.config import Config
+from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
+from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.storage import place
+
+FILE = "tokenizer.model"  # in a workdir
+
+
+def of_file(config: Config) -> AnyTokenizer | None:
+    """Returns the tokenizer of `data.tokenizer_file`, checked; None if the field is not set.
+
+    Raises:
+      InputError: there is no such file, or its tokenizer does not fit the config.
+    """
+    name = config.data.tokenizer_file
+    if name is None:
+        return None
+    path = place(name)
+    file = path / FILE if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(
+            f"config.data.tokenizer_file: expected a {FILE}, or a workdir with one, and {file} "
+            "does not exist; check the path."
+        )
+    try:
+        tokenizer = tokenizer_lib.load(file)
+    except InputError as error:
+        raise InputError(str(error), where="config.data.tokenizer_file") from error
+    check(tokenizer, config, source=str(file))
+    return tokenizer
+
+
+def check(tokenizer: AnyTokenizer, config: Config, *, source: str) -> None:
+    """Raises InputError if the kind or the size of a tokenizer is not that of the config.
+
+    Args:
+      source: where it is from.
+    """
+    kind, data = tokenizer_lib.model_kind(tokenizer.content), config.data
+    if kind != data.tokenizer:
+        raise InputError(
+            f"config.data.tokenizer: the tokenizer of {source} is {kind!r}, got "
+            f"{data.tokenizer!r}; set data.tokenizer={kind}."
+        )
+    size, most = tokenizer.vocab_size, data.vocab_size
+    if config.init.vocabulary == "extend":
+        if size >= most:
+            raise InputError(
+                f"config.data.vocab_size: the tokenizer of {source} has {size:,} pieces already, "
+                f"got {most:,}; raise it, or set init.vocabulary='same'."
+            )
+    elif size > most or (size < most and data.vocab_limit == "hard"):
+        raise InputError(
+            f"config.data.vocab_size: the tokenizer of {source} has {size:,} pieces, got "
+            f"{most:,}; set data.vocab_size={size}"
+            + (", or init.vocabulary='extend'." if config.init.run and size < most else ".")
+        )
