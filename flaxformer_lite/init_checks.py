@@ -7,8 +7,6 @@ from collections.abc import Sequence, Set
 from flaxformer_lite.fields import Config, InitConfig
 from flaxformer_lite.system.errors import InputError
 
-WITH_VOCABULARY = ("embedding/embedding", "output/kernel", "output/bias")  # ends of names
-
 
 def check_init(config: Config, given: Set[str]) -> None:
     """Raises InputError if two fields of `init`, or one of them and the tokenizer, contradict.
@@ -26,8 +24,7 @@ def check_init(config: Config, given: Set[str]) -> None:
     for name, path in (("init.run", init.run), ("data.tokenizer_file", config.data.tokenizer_file)):
         if path is not None and not path.strip():
             raise InputError(f"config.{name}: expected a path, got {path!r}; leave it unset.")
-    if config.data.tokenizer_file is not None:
-        _check_tokenizer_file(config, given)
+    _check_tokenizer(config, given)
     if config.data.tokenizer == "marian" and init.vocabulary == "extend":
         raise InputError(
             "config.init.vocabulary: an imported tokenizer has two models and cannot be extended; "
@@ -43,17 +40,21 @@ def check_init(config: Config, given: Set[str]) -> None:
     rules(init.map)
 
 
-def _check_tokenizer_file(config: Config, given: Set[str]) -> None:
-    if config.init.run is not None:
+def _check_tokenizer(config: Config, given: Set[str]) -> None:
+    """Raises InputError if the tokenizer has two sources, or is copied and yet to be trained."""
+    init, data = config.init, config.data
+    if init.run is not None and data.tokenizer_file is not None:
         raise InputError(
             "config.data.tokenizer_file: the tokenizer is that of init.run, to whose pieces its "
             "embeddings belong; leave this unset."
         )
+    source = "data.tokenizer_file" if init.run is None else "init.run"
+    is_copied = init.vocabulary == "same" and (init.run, data.tokenizer_file) != (None, None)
     for name in ("vocabulary_sample", "character_coverage"):
-        if f"data.{name}" in given:
+        if is_copied and f"data.{name}" in given:
             raise InputError(
-                f"config.data.{name}: is for training a tokenizer, and data.tokenizer_file is a "
-                "trained one; leave one of the two unset."
+                f"config.data.{name}: is for training a tokenizer, and that of {source} is copied; "
+                "leave this unset."
             )
 
 

@@ -115,7 +115,8 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset, parent.
     dataset = multihost.together(lambda: pipeline.open_dataset(config, beside=beside))
     config = with_classes(config, dataset.label_names)
     multihost.together(lambda: workdir_lib.check(workdir, config))
-    origins = multihost.together(lambda: parent.origins(config, workdir))
+    find = functools.partial(parent.origins, config, workdir, dataset.label_names)
+    origins = multihost.together(find)
     return config, mesh, dataset, origins
 
 
@@ -170,6 +171,10 @@ def set_up(
         scores=scores,
         due=origin.schedule(config),
     )
+    if not checkpoints.steps() and origins == parent.Origins():
+        # In a bucket `check` may have found a checkpoint that was never finished.
+        find = functools.partial(parent.origins, config, workdir, dataset.label_names)
+        origins = multihost.together(find)
     return Run(
         config=config,
         paths=paths,

@@ -22,14 +22,16 @@ def card(run: Trained, paths: Workdir, *, kind: str, usage: str, license: str | 
     Args:
       kind: the name of the format.
       usage: a section on how to use the model, in Markdown.
-      license: None: that of imported weights, or 'unknown'.
+      license: None: that of imported weights, also if the run started from a run with them, or
+        'unknown'.
     """
-    imported = (
-        json.loads(paths.imported.read_text(encoding="utf-8")) if paths.imported.exists() else {}
+    imported, init = (
+        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for file in (paths.imported, paths.init)
     )
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
     architecture = run.config.model.architecture
-    license = license or imported.get("license") or UNKNOWN
+    license = license or imported.get("license") or init.get("license") or UNKNOWN
     parts = [
         f"---\nlicense: {license}\nlibrary_name: {kind.lower()}\n---",
         f"# {paths.path.absolute().name}",
@@ -37,15 +39,22 @@ def card(run: Trained, paths: Workdir, *, kind: str, usage: str, license: str | 
         f"parameters of {run.origin} of a run of flaxformer_lite. Their SHA-256 is "
         f"`{run.fingerprint()}`.",
         f"## Use\n\n{usage}",
-        f"## Data\n\n{_data(run, imported)}",
+        f"## Data\n\n{_data(run, imported, init)}",
         f"## Scores\n\n{_scores(run, paths)}",
         f"## Config\n\n```json\n{json.dumps(config_lib.to_dict(run.config), indent=1)}\n```",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _data(run: Trained, imported: Mapping[str, Any]) -> str:
+def _data(run: Trained, imported: Mapping[str, Any], init: Mapping[str, Any]) -> str:
     lines = []
+    if init:
+        steps = ", ".join(map(str, init.get("steps", [])))
+        kind = f"step {steps} of the run" if steps else "the export"
+        lines.append(f"The first parameters are those of {kind} {init['run']}. SHA-256 of")
+        names = {"parameters": "its parameters", "tokenizer": "its tokenizer"}
+        names |= {"data": "its training ids and their order"} if init.get("data") else {}
+        lines += ["", *(f"- {text}: `{init[name]}`" for name, text in names.items()), ""]
     if imported:
         lines.append(
             f"The weights of step 0 are those of {imported['folder']}, "

@@ -38,6 +38,7 @@ class Parent:
     tokenizer: AnyTokenizer
     params: dict[str, np.ndarray]  # by name
     record: dict[str, Any]  # its fingerprint: the contents of init.json
+    label_names: list[str] | None  # of a classifier; None: it is none, or an export
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,10 +71,13 @@ def read(config: Config) -> Parent:
         raise InputError(f"{config.init.run}: {message}", where="config.init.run") from error
 
 
-def origins(config: Config, workdir: Path) -> Origins:
+def origins(config: Config, workdir: Path, label_names: list[str] | None) -> Origins:
     """Returns the run and the tokenizer that a run without a checkpoint starts from, checked.
 
     A run with a checkpoint needs neither: both are None, and nothing is read.
+
+    Args:
+      label_names: the names of a classifier's classes.
 
     Raises:
       InputError: as `read` and `check`; or an earlier start in `workdir` had another parent.
@@ -87,7 +91,14 @@ def origins(config: Config, workdir: Path) -> Origins:
     recorded = Workdir(place(workdir)).init
     if recorded.exists():
         _check_recorded(json.loads(recorded.read_text(encoding="utf-8")), parent, config, workdir)
-    check(config, parent)
+    found = check(config, parent)
+    loads_classes = any(each.old and each.old.startswith("classes/") for each in found.values())
+    if loads_classes and parent.label_names not in (None, label_names):
+        raise InputError(
+            f"config.init.run: the classes of {config.init.run} are {parent.label_names}, those of "
+            f"the dataset are {label_names}; use data with the same classes, or initialise the "
+            "last layer as in any other run by init.map='classes='."
+        )
     multihost.check_same({"config.init.run": parent.record}, "name the same run in every process")
     return Origins(parent, parent.tokenizer)
 
@@ -152,6 +163,8 @@ def first_parameters(
 ) -> tuple[Any, str]:
     """Returns the first parameters on the host, and a table of where each comes from.
 
+    The parameters of `parent` are gone after this.
+
     Args:
       config: with the size of the vocabulary.
       fresh: initial parameters as in any other run, on the host.
@@ -173,7 +186,9 @@ def first_parameters(
     )
     tree = jax.tree_util.tree_map_with_path(lambda path, _: values[name_of(path)], fresh)
     new = {name: value.shape for name, value in values.items()}
-    return tree, warm_start.table(found, new, parent.shapes, config, parent.config)
+    text = warm_start.table(found, new, parent.shapes, config, parent.config)
+    parent.params.clear()  # their memory is free for the training
+    return tree, text
 
 
 def _read(config: Config) -> Parent:
@@ -194,23 +209,33 @@ def _read(config: Config) -> Parent:
     parent = with_vocabulary(parent, (tokenizer if is_soft else parent.data).vocab_size)
     shapes = parameters.shapes(transformer.build_model(parent.model))
     if (folder / EXPORT).is_file():
-        params, origin_record = _read_export(folder, shapes, config)
+        params, facts, label_names = *_read_export(folder, shapes, config), None
     else:
-        params, origin_record = _read_run(paths, shapes, parent, tokenizer, config)
+        params, facts, label_names = _read_run(paths, shapes, parent, tokenizer, config)
     named = {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     record = {
         "run": absolute(folder).name,
-        **origin_record,
+        **facts,
         "parameters": checksum(named),
         "tokenizer": tokenizer.fingerprint,
+        "license": _license(paths),
     }
-    return Parent(parent, tokenizer, named, record)
+    return Parent(parent, tokenizer, named, record, label_names)
+
+
+def _license(paths: Workdir) -> str | None:
+    """Returns the licence of the weights that the run itself started from, if it is known."""
+    for file in (paths.imported, paths.init):
+        if file.exists():
+            license: str | None = json.loads(file.read_text(encoding="utf-8")).get("license")
+            return license
+    return None
 
 
 def _read_run(
     paths: Workdir, shapes: Any, parent: Config, tokenizer: AnyTokenizer, config: Config
-) -> tuple[Any, dict[str, Any]]:
-    """Returns the parameters of a run, and their origin."""
+) -> tuple[Any, dict[str, Any], list[str] | None]:
+    """Returns the parameters of a run, their origin, and the names of its classes."""
     metric = parent.train.best_metric
     checkpoints = None
     if paths.checkpoints.is_dir():
@@ -237,7 +262,8 @@ def _read_run(
             "with; put the run's own back."
         )
     steps = {"steps": list(found.steps), "kind": found.kind, "average": found.average}
-    return params, {"format": "run", **steps, "data": record.get("data")}
+    facts = {"format": "run", **steps, "data": record.get("data")}
+    return params, facts, record.get("label_names")
 
 
 def _read_export(folder: Path, shapes: Any, config: Config) -> tuple[Any, dict[str, Any]]:

@@ -29,7 +29,7 @@ class Match:
 
     old: str | None  # its name in the other run; None: it is initialised as in any other run
     kind: str  # NEW, LOADED or RESIZED
-    axis: int = 0  # RESIZED: the axis whose size differs
+    axis: int | None = None  # RESIZED: the axis whose size may differ; None: no size may
 
 
 def match(new: Shapes, old: Shapes, config: Config, other: Config) -> dict[str, Match]:
@@ -90,7 +90,7 @@ def _sized(name: str, shape: tuple[int, ...], source: str, old: Shapes) -> Match
     for end, axis in {**OF_VOCABULARY, **OF_POSITIONS}.items():
         if re.search(rf"(^|/|_){end}$", name) and len(shape) == len(old[source]):
             return Match(source, RESIZED, axis)
-    return Match(source, RESIZED, -1)  # of no kind that can be: an error follows
+    return Match(source, RESIZED)
 
 
 def is_of_vocabulary(name: str) -> bool:
@@ -107,19 +107,10 @@ def _check_sizes(
             continue
         assert each.old is not None, "a resized parameter has a source"
         to, since = new[name], old[each.old]
-        what = f"{name} has shape {to} here and {since}, as {each.old}, in {config.init.run}"
+        what = f"{name} has shape {to} here, and {each.old} in {config.init.run} has {since}"
         others = [axis for axis in range(len(to)) if axis != each.axis]
-        if each.axis < 0 or any(to[axis] != since[axis] for axis in others):
-            field = "num_classes" if name.startswith("classes/") else "d_model"
-            fields = [each for each in _fields_that_differ(config, other)]
-            field = fields[0] if fields and field != "num_classes" else f"model.{field}"
-            advice = (
-                "initialise the last layer as in any other run by init.map='classes='"
-                if name.startswith("classes/")
-                else "use the shape of that run, or leave the parameter out by a rule of init.map "
-                "with nothing after its '='"
-            )
-            raise InputError(f"config.{field}: {what}{_differing(config, other)}; {advice}.")
+        if each.axis is None or any(to[axis] != since[axis] for axis in others):
+            raise _mismatch(name, each, what, config, other)
         if is_of_vocabulary(name):
             if config.init.vocabulary != "extend":
                 raise InputError(
@@ -131,6 +122,21 @@ def _check_sizes(
                 f"config.model.max_length: {what}; leave it at {since[each.axis]} or less, or "
                 "initialise the new positions as in any other run by init.missing='random'."
             )
+
+
+def _mismatch(name: str, each: Match, what: str, config: Config, other: Config) -> InputError:
+    """Returns the error about a parameter of another shape; it names the field to change."""
+    if each.old == name and name.startswith("classes/"):
+        return InputError(
+            f"config.model.num_classes: {what}; for other classes, initialise the last layer as in "
+            "any other run by init.map='classes='."
+        )
+    differing = _fields_that_differ(config, other)
+    field = "init.map" if each.old != name or not differing else differing[0]
+    return InputError(
+        f"config.{field}: {what}{_differing(config, other)}; use the shape of that run, or leave "
+        "the parameter out by a rule of init.map with nothing after its '='."
+    )
 
 
 def _starts(shapes: Shapes) -> list[str]:
@@ -154,14 +160,14 @@ def _fields_that_differ(config: Config, other: Config) -> list[str]:
 
 
 def _differing(config: Config, other: Config) -> str:
-    """Returns ', whose model.d_model is 16, not 32' for the fields of the model that differ."""
+    """Returns '; in that run model.d_model is 16, not 32' for the fields that differ."""
     parts = []
     for name in _fields_that_differ(config, other):
         field = name.removeprefix("model.")
         parts.append(
             f"{name} is {getattr(other.model, field)!r}, not {getattr(config.model, field)!r}"
         )
-    return f", whose {', '.join(parts)}" if parts else ""
+    return f"; in that run {', '.join(parts)}" if parts else ""
 
 
 def merged(
@@ -196,6 +202,7 @@ def merged(
                 rows = mean_rows(old[each.old], spellings)
             result[name] = np.concatenate([old[each.old], rows]).astype(np.float32)
         else:
+            assert each.axis is not None, "`match` refuses others"
             result[name] = resized(old[each.old], fresh[name], each.axis)
         if new_bias and re.search(r"(^|/|_)output/bias$", name) and len(spellings):
             result[name] = result[name].copy()
@@ -232,20 +239,5 @@ def table(
     rows += [("left out", f"{name} {shape}") for name, shape in old.items() if name not in used]
     lines = [f"{kind:<8}  {text}" for kind, text in rows]
     differing = _differing(config, other)
-    note = [f"note: the parameters are of a model{differing}"] if differing else []
+    note = [f"note: {differing.removeprefix('; ')}"] if differing else []
     return "\n".join([*note, *lines]) + "\n"
-
-
-def summary(found: Mapping[str, Match], new: Shapes, old: Shapes) -> str:
-    """Returns one line: how many parameters are loaded, resized, new and left out."""
-    used = {each.old for each in found.values()}
-    parts = []
-    for kind in (LOADED, RESIZED, NEW):
-        names = [name for name, each in found.items() if each.kind == kind]
-        if names:
-            count = sum(int(np.prod(new[name])) for name in names)
-            parts.append(f"{count:,} numbers in {len(names)} arrays {kind}")
-    unused = [name for name in old if name not in used]
-    if unused:
-        parts.append(f"{len(unused)} arrays left out ({_named(unused)})")
-    return ", ".join(parts)
