@@ -74,6 +74,7 @@ SECTIONS = {
     "train": "Length of the training, its loss, evaluations and checkpoints.",
     "decode": "How text is generated.",
     "parallel": "How devices share the work.",
+    "init": "The parameters at step 0: random ones, or those of another run.",
 }
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 

@@ -193,11 +193,8 @@ def test_the_encoder_of_a_translator_becomes_that_of_a_classifier(parent, tmp_pa
 
 
 def test_a_deeper_stack_repeats_layers(parent, tmp_path):
-    changes = {
-        "model.num_encoder_layers": 3,
-        "model.num_decoder_layers": 2,
-        "init.map": r"('encoder/layers_(1|2)=encoder/layers_0','decoder/layers_1=decoder/layers_0')",
-    }
+    rules = ("encoder/layers_(1|2)=encoder/layers_0", "decoder/layers_1=decoder/layers_0")
+    changes = {"model.num_encoder_layers": 3, "model.num_decoder_layers": 2, "init.map": str(rules)}
     params, table = start_of(parent, tmp_path / "run", changes)
     old = arrays(parent, 8)
     for name, x in params.items():

@@ -60,6 +60,10 @@ OPTIONAL = {
     "decode.top_k": 7,
     "decode.top_p": 0.9,
     "decode.no_repeat_ngram": 3,
+    "data.tokenizer_file": "a.model",
+    "init.run": "runs/a",
+    "init.average": "last:3",
+    "init.parameters": "raw",
 }
 
 
@@ -85,6 +89,8 @@ def in_effect(name, value):
         fields |= {"data.dataset": "plain_text", "data.train_files": ("a.txt",)}
     if name in ("data.header", "data.quoted"):
         fields |= {"data.dataset": "parallel_text", "data.train_files": ("a.tsv",)}
+    if name.startswith("init."):
+        fields |= {"init.run": "A", "model.output_bias": name == "init.new_bias"}
     return nested(**{field.replace(".", "__"): value for field, value in fields.items()})
 
 
@@ -240,7 +246,7 @@ def test_only_the_choices_of_a_field_are_accepted(name):
     ("decode.seed", 3), ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3),
     ("decode.length_candidates", 3), ("decode.penalty", "power"), ("optim.decay_steps", 3),
     ("optim.final_rate", 0.5), ("optim.b1", 0.5), ("optim.b2", 0.5), ("optim.eps", 0.5),
-    ("optim.momentum", 0.5),
+    ("optim.momentum", 0.5), ("init.new_embeddings", "random"), ("init.new_bias", -3.0),
 ])  # fmt: skip
 def test_a_field_without_effect_is_refused_with_the_field_that_it_requires(name, value):
     section, field = name.split(".")
@@ -284,7 +290,7 @@ def test_a_field_that_was_given_is_refused_also_if_its_value_is_the_default(name
 
 
 def test_the_test_above_has_every_field_of_read_if():
-    assert len(config_lib.READ_IF) == 23
+    assert len(config_lib.READ_IF) == 25
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
@@ -771,6 +777,7 @@ def test_on_resume_only_these_fields_may_differ():
         f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")
     }
     files = {f"data.{role}_files" for role in ("train", "validation", "test")}  # by contents
+    files |= {"data.tokenizer_file", "init.run"}
     expected |= {"model.backend", "model.remat", "data.bleu_tokenizer"}  # with the same results
     assert free == expected | files
 
