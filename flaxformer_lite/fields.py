@@ -173,7 +173,7 @@ class OptimConfig:
     learning_rate: float = 1.0
     # steps of linear warmup
     warmup_steps: int = 4000
-    # 'wsd': steps of the decay at the end; None: a tenth of num_steps (Hu 2024, section 4.2)
+    # 'wsd': steps of the decay at the end; None: 10 % of num_steps (Hu 2024, section 4.2)
     decay_steps: int | None = None
     # 'cosine', 'wsd': rate of the last step as a share of the peak (Brown 2020, appendix B)
     final_rate: float = 0.1

@@ -59,7 +59,7 @@ def direction(config: OptimConfig) -> optax.GradientTransformation:
         case "lion":
             return optax.scale_by_lion(b1=config.b1, b2=config.b2)
         case "sgd":
-            return optax.trace(momentum)
+            return optax.trace(momentum) if momentum else optax.identity()
         case "adafactor":
             return optax.chain(
                 optax.scale_by_factored_rms(min_dim_size_to_factor=SMALLEST_FACTORED),
