@@ -1,7 +1,7 @@
 """Skipped updates: after a spike of the gradient norm, or a loss or gradient that is not finite.
 
 A skipped update leaves the parameters and the optimizer's moments as they are. The step number, the
-data and the learning rate go on, so that the step is lost and not repeated.
+data and the learning rate advance, so that the step is lost and not repeated.
 """
 
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ def skip_updates(
       deviations above the mean of recent accepted steps, after `WARMUP` of them.
 
     Args:
-      inner: a whole optimizer. The step numbers of its learning rate go on in a skipped step.
+      inner: a whole optimizer. The step numbers of its learning rate advance in a skipped step.
       deviations: None: only steps that are not finite are skipped.
     """
     inner = optax.with_extra_args_support(inner)

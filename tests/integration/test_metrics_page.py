@@ -51,16 +51,28 @@ def test_the_page_has_the_keys_that_runs_of_each_shape_log(
     assert every <= train | scored
 
 
-def test_the_page_has_the_keys_of_a_masked_decoder(documented):
-    config = default_config()
-    config.model.update(d_model=8, num_heads=2, d_ff=8, decoder="masked", max_length=16)
+def keys_of_a_step(config) -> set[str]:
+    """Returns the keys of a step of a small model with the settings of `config`, but not shared."""
+    config.model.update(d_model=8, num_heads=2, d_ff=8, max_length=16)
     config.model.update(num_encoder_layers=1, num_decoder_layers=1)
     config.data.update(vocab_size=32, buckets=(16,))
-    config.decode.method = "mask_predict"
     config = with_vocabulary(resolve(config), 32)
     train_step, initial_state = step.of_config(config)
     state = jax.eval_shape(initial_state)
     _, sums = jax.eval_shape(train_step, state, loader.batch_struct(config, 8, 16))
-    shared = {"loss", "accuracy", "grad_norm"}
-    assert sums.keys() - shared == documented["Masked decoders"]
+    return sums.keys() - {"loss", "accuracy", "grad_norm"}
+
+
+@pytest.mark.parametrize("fields", [{"skip_spikes": 6.0}, {"nan_tolerance": 1}], ids=str)
+def test_the_page_has_the_keys_of_skipped_steps(documented, fields):
+    config = default_config()
+    config.optim.update(fields)
+    not_logged = {"non_finite"}  # the loop reads it
+    assert keys_of_a_step(config) - not_logged == documented["Skipped steps"]
+
+
+def test_the_page_has_the_keys_of_a_masked_decoder(documented):
+    config = default_config()
+    config.model.decoder, config.decode.method = "masked", "mask_predict"
+    assert keys_of_a_step(config) == documented["Masked decoders"]
     assert documented["Masked decoders"] <= OF_OTHER_CONFIGS

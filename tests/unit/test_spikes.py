@@ -1,4 +1,4 @@
-"""Skipped updates: which steps they are, what they leave unchanged, and their counts."""
+"""Skipped updates: the rule, the state that they keep, and their counts."""
 
 import dataclasses
 import functools
