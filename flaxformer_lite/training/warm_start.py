@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flaxformer_lite.config import Config
+from flaxformer_lite.field_rules import NOT_IN_WEIGHTS
 from flaxformer_lite.init_checks import rules
 from flaxformer_lite.system.errors import InputError
 
@@ -150,7 +151,7 @@ def _named(names: Sequence[str]) -> str:
 
 def _fields_that_differ(config: Config, other: Config) -> list[str]:
     """Returns the fields of the model, apart from those that no parameter depends on."""
-    free = ("vocab_size", "dropout", "attention_dropout", "backend", "remat", "dtype")
+    free = ("vocab_size", *NOT_IN_WEIGHTS)
     return [
         f"model.{field.name}"
         for field in dataclasses.fields(config.model)
