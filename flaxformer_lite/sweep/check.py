@@ -32,7 +32,7 @@ def check_all(points: Sequence[Point], settings: Settings, where: str) -> None:
 
 
 def parameter_count(config: Config) -> int:
-    """Returns the number of trained parameters; `config` is that of a run, with all sizes set."""
+    """Returns the number of parameters, frozen ones included; `config` has all sizes set."""
     shapes = parameters.shapes(transformer.build_model(_with_sizes(config).model))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 

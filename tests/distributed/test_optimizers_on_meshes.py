@@ -47,7 +47,7 @@ ARMS = {
 RULES = {"freeze": ("self_attention/.*/bias",), "groups": ("feed_forward/.*: rate=0.5",)}
 
 
-def config_of(optimizer: str) -> Config:
+def config_of(optimizer: str, *, accumulate_steps: int = 1) -> Config:
     decay = {} if optimizer == "adam" else {"weight_decay": 0.05}
     optim = OptimConfig(
         optimizer=optimizer,
@@ -55,7 +55,7 @@ def config_of(optimizer: str) -> Config:
         learning_rate=0.3 if optimizer == "sgd" else 3e-3,
         warmup_steps=3,
         clip_norm=1.0,
-        accumulate_steps=2,
+        accumulate_steps=accumulate_steps,
         **decay,
         **RULES,
     )
@@ -78,12 +78,12 @@ def batches() -> list[dict[str, np.ndarray]]:
 def train(optimizer: str, arm: str, folder: Path) -> tuple[list[float], TrainState, TrainState]:
     """Returns the losses, the last state, and that of a run resumed from half of the steps."""
     name, sizes = ARMS[arm]
+    # in microbatches on one device, so that the comparison is with those too
+    config = config_of(optimizer, accumulate_steps=2 if arm == "one device" else 1)
     mode = parallel.MODES[name](meshes.make_mesh(*sizes))
-    step, initial = step_lib.of_config(
-        config_of(optimizer), axis_name=mode.axis_name, row_shards=mode.row_shards
-    )
+    step, initial = step_lib.of_config(config, axis_name=mode.axis_name, row_shards=mode.row_shards)
     abstract = jax.eval_shape(initial)
-    struct = loader.batch_struct(config_of(optimizer), ROWS, LENGTH)
+    struct = loader.batch_struct(config, ROWS, LENGTH)
     run = mode.compile(step, abstract, struct, donate=False)
 
     def continued(state: TrainState, first: int, last: int) -> TrainState:
