@@ -319,8 +319,11 @@ def _with_weights_of(
     origin_run: parent.Parent, run: Run, fresh: TrainState, tokenizer: AnyTokenizer
 ) -> TrainState:
     """Returns the first state with the parameters of another run, and writes `init.txt`."""
-    random = parallel.whole_on_host(run.mode.over_mesh(fresh.params), run.mode.mesh)
-    params, table = parent.first_parameters(run.config, origin_run, random, tokenizer)
+    on_host = functools.partial(parallel.whole_on_host, mesh=run.mode.mesh)
+    random = run.mode.over_mesh(fresh.params)
+    params, table = parent.first_parameters(
+        run.config, origin_run, random, tokenizer, on_host=on_host
+    )
     multihost.by_process_0(lambda: storage.write_whole(run.paths.init_table, table))
     run_report.say(run_report.first_parameters(table, run.config, run.paths))
     state: TrainState = run.mode.state_with(run.initial_state, params)

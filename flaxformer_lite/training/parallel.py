@@ -85,14 +85,11 @@ def whole_on(mesh: Mesh, tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), tree)
 
 
-def whole_on_host(tree: Tree, mesh: Mesh) -> Tree:
-    """Returns global arrays over `mesh` as NumPy arrays, whole in every process."""
-    whole = NamedSharding(mesh, WHOLE)
-    return jax.tree.map(lambda x: np.asarray(jax.jit(_same, out_shardings=whole)(x)), tree)
-
-
-def _same(x: jax.Array) -> jax.Array:
-    return x
+def whole_on_host(x: jax.Array, mesh: Mesh) -> np.ndarray:
+    """Returns a global array over `mesh` as a NumPy array, whole in every process."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    return np.asarray(jax.jit(jnp.copy, out_shardings=NamedSharding(mesh, WHOLE))(x))
 
 
 class MeshMode:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,12 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def first_parameters(
-    config: Config, parent: Parent, fresh: Any, tokenizer: AnyTokenizer
+    config: Config,
+    parent: Parent,
+    fresh: Any,
+    tokenizer: AnyTokenizer,
+    *,
+    on_host: Callable[[Any], np.ndarray] = np.asarray,
 ) -> tuple[Any, str]:
     """Returns the first parameters on the host, and a table of where each comes from.
 
@@ -167,15 +172,21 @@ def first_parameters(
 
     Args:
       config: with the size of the vocabulary.
-      fresh: initial parameters as in any other run, on the host.
+      fresh: initial parameters as in any other run.
       tokenizer: of this run.
+      on_host: returns an array of `fresh`, whole; called for those that are not loaded.
     """
     found = check(config, parent)
     spelled: list[np.ndarray] = []
     if config.init.vocabulary == "extend":
         assert isinstance(parent.tokenizer, Tokenizer) and isinstance(tokenizer, Tokenizer)
         spelled = spellings(parent.tokenizer, tokenizer)
-    named = {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(fresh)}
+    leaves = jax.tree_util.tree_leaves_with_path(fresh)
+    named = {
+        name: on_host(leaf)
+        for name, leaf in ((name_of(path), leaf) for path, leaf in leaves)
+        if found[name].kind != warm_start.LOADED
+    }
     values = warm_start.merged(
         found,
         parent.params,

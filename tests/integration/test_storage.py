@@ -1,5 +1,6 @@
 """A run in a bucket: the real clients of Google Cloud Storage with an emulator on loopback."""
 
+import json
 import os
 import re
 import shutil
@@ -362,6 +363,13 @@ def test_two_processes_share_a_run_in_a_bucket_that_one_process_resumes(server, 
     assert runs.fit(tmp_path / "run", longer) == 0
     assert runs.losses(place(run)) == pytest.approx(runs.losses(tmp_path / "run"), rel=1e-5)
     assert list(runs.losses(place(run))) == list(range(1, 19))
+    flags = [*runs.flags(changes), f"--init={run}", f"--workdir={run}-next"]
+    started = runs.run("train", *flags, env=server)
+    assert started.returncode == 0, started.stderr
+    record = json.loads(place(f"{run}-next/init.json").read_text())
+    assert (record["run"], record["steps"]) == ("shared", [18])
+    first = runs.losses(place(f"{run}-next"))[1]
+    assert first < runs.losses(place(run))[6] < runs.losses(place(run))[1]
 
 
 def test_a_new_folder_appears_complete_or_not_at_all(tmp_path):

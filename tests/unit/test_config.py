@@ -90,7 +90,7 @@ def in_effect(name, value):
     if name in ("data.header", "data.quoted"):
         fields |= {"data.dataset": "parallel_text", "data.train_files": ("a.tsv",)}
     if name.startswith("init."):
-        fields |= {"init.run": "A", "model.output_bias": name == "init.new_bias"}
+        fields = {"init.run": "A", "model.output_bias": name == "init.new_bias"} | fields
     return nested(**{field.replace(".", "__"): value for field, value in fields.items()})
 
 
