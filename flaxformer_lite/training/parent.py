@@ -48,7 +48,7 @@ class Parent:
 
 @dataclasses.dataclass(frozen=True)
 class Origins:
-    """What a run starts from, besides its data."""
+    """The run and the tokenizer that a run starts from."""
 
     parent: Parent | None = None
     tokenizer: AnyTokenizer | None = None  # to copy or to extend; None: a new one is trained
@@ -88,9 +88,7 @@ def origins(config: Config, workdir: Path, label_names: list[str] | None) -> Ori
     if config.init.run is None:
         return Origins(tokenizer=given_tokenizer.of_file(config))
     parent = read(config)
-    recorded = Workdir(place(workdir)).init
-    if recorded.exists():
-        _check_recorded(json.loads(recorded.read_text(encoding="utf-8")), parent, config, workdir)
+    _check_recorded(parent, config, workdir)
     found = check(config, parent)
     loads_classes = any(each.old and each.old.startswith("classes/") for each in found.values())
     if loads_classes and parent.label_names not in (None, label_names):
@@ -120,10 +118,15 @@ def _check_has_parent(config: Config, workdir: Path) -> None:
         )
 
 
-def _check_recorded(
-    recorded: Mapping[str, Any], parent: Parent, config: Config, workdir: Path
-) -> None:
+def _check_recorded(parent: Parent, config: Config, workdir: Path) -> None:
     """Raises InputError if the parent has other parameters or another tokenizer than recorded."""
+    file = Workdir(place(workdir)).init
+    if not file.exists():
+        return
+    try:
+        recorded = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file}: cannot be read: {error}; remove the workdir.") from error
     for name in ("parameters", "tokenizer"):
         if recorded.get(name) != parent.record[name]:
             raise InputError(

@@ -66,12 +66,12 @@ def match(new: Shapes, old: Shapes, config: Config, other: Config) -> dict[str, 
     for rule, matched_names, loaded_names in zip(config.init.map, used, loads, strict=True):
         if not matched_names:
             raise InputError(
-                f"config.init.map: {rule!r} matches no parameter of this model; their names begin "
+                f"config.init.map: {rule!r} matches no parameter of this model; their names start "
                 f"with {', '.join(_starts(new))}."
             )
         if not loaded_names:
             raise InputError(
-                f"config.init.map: {rule!r} leads to no parameter of {where}; their names begin "
+                f"config.init.map: {rule!r} leads to no parameter of {where}; their names start "
                 f"with {', '.join(_starts(old))}."
             )
     if missing and config.init.missing == "refuse":

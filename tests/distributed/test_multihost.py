@@ -249,3 +249,15 @@ def test_a_checkpoint_that_one_process_cannot_read_is_skipped_by_both(never_kill
         "40.damaged",
     }
     assert runs.losses(damaged) == runs.losses(never_killed)
+
+
+@pytest.mark.slow
+def test_two_processes_start_from_another_run_as_one_process_does(never_killed, tmp_path):
+    changes = {"train.num_steps": 4, "train.eval_every": 4, "init.run": str(never_killed)}
+    flags = [f"--config.{name}={value}" for name, value in changes.items()]
+    two, one = tmp_path / "two", tmp_path / "one"
+    assert [code for code, _ in ended(start(f"--workdir={two}", *flags), seconds=300)] == [0, 0]
+    assert runs.fit(one, {**CHANGES, **changes}) == 0
+    assert runs.losses(two) == pytest.approx(runs.losses(one), rel=1e-5)
+    assert (two / "init.json").read_bytes() == (one / "init.json").read_bytes()
+    assert runs.losses(two)[1] < runs.losses(never_killed)[1]

@@ -1,4 +1,4 @@
-"""Runs that start from another run: what is refused before anything is written, and the start."""
+"""Runs that start from another run: errors before anything is written, configs, and the start."""
 
 import dataclasses
 import json

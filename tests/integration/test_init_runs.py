@@ -93,27 +93,6 @@ def test_other_devices_start_from_the_same_parameters(parent, whole, tmp_path, p
         assert loss == pytest.approx(expected[step], rel=1e-5)
 
 
-def test_two_processes_start_from_the_same_run(parent, whole, tmp_path):
-    workdir = tmp_path / "run"
-    changes = {"parallel.data": 1, "parallel.fsdp": 8}
-    pipes = {"stdout": runs.subprocess.DEVNULL, "stderr": runs.subprocess.PIPE}
-    processes = runs.processes(
-        2,
-        *flags_of(parent, changes),
-        f"--workdir={workdir}",
-        script=["-m", "flaxformer_lite", "train"],
-        **pipes,
-    )
-    try:
-        errors = [process.communicate(timeout=300)[1].decode() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], errors
-    expected = runs.losses(whole)
-    assert runs.losses(workdir) == pytest.approx(expected, rel=1e-4)
-
-
 def test_an_export_is_as_good_a_start_as_its_run(parent, whole, tmp_path):
     folder = tmp_path / "exported"
     options = {"kind": "safetensors", "quantization": "float32", "license": "mit"}

@@ -108,7 +108,7 @@ def test_a_tokenizer_with_other_pieces_has_no_spellings(models, tmp_path):
     (tmp_path / "other.model").write_bytes(
         tokenizer.trained(texts_of(OTHERS), vocab_size=OLD, kind="bpe")
     )
-    with pytest.raises(InputError, match=r"does not begin with the pieces of init\.run"):
+    with pytest.raises(InputError, match=r"does not start with the pieces of init\.run"):
         extension.spellings(old, tokenizer.load(tmp_path / "other.model"))
 
 

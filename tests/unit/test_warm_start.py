@@ -60,7 +60,7 @@ def test_a_rule_repeats_a_layer_by_a_regular_expression_of_whole_words():
         "layers_0": "layers_0",
         "layers_1": "layers_1",
         "layers_2": "layers_1",
-        "layers_10": "layers_10",  # which begins with layers_1, but is another word
+        "layers_10": "layers_10",  # which starts with layers_1, but is another word
         "layers_12": "layers_1",
     }
 
@@ -89,9 +89,9 @@ def test_a_rule_without_an_old_name_leaves_parameters_as_initialised():
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        (("coder/layers_0=encoder",), "matches no parameter of this model; their names begin with"),
+        (("coder/layers_0=encoder",), "matches no parameter of this model; their names start with"),
         (("encoder/layers=encoder/layers_1",), "'encoder/layers=encoder/layers_1' matches no"),
-        (("encoder=coder",), "'encoder=coder' leads to no parameter of A; their names begin with"),
+        (("encoder=coder",), "'encoder=coder' leads to no parameter of A; their names start with"),
         (("decoder=encoder", "decoder/layers_0=decoder"), "'decoder/layers_0=decoder' matches no"),
         (("encoder",), "'encoder' is no rule: expected NEW=OLD; write NEW=OLD, such as"),
         (("=encoder",), "'=encoder' is no rule"),

@@ -49,8 +49,8 @@ def extended(
         pieces, under the 'hard' limit.
     """
     old = tokenizer.open_model(content)
-    room = vocab_size - old.vocab_size()
-    if room <= 0:
+    free = vocab_size - old.vocab_size()
+    if free <= 0:
         raise InputError(
             f"config.data.vocab_size: the tokenizer to extend has {old.vocab_size():,} pieces, got "
             f"{vocab_size:,}; raise it, or set init.vocabulary='same'."
@@ -65,23 +65,23 @@ def extended(
     known = {old.id_to_piece(i) for i in range(old.vocab_size())}
     new = _characters(texts, known, 0.9995 if character_coverage is None else character_coverage)
     pieces = [(each, lowest - number - 1 if is_bpe else lowest) for number, each in enumerate(new)]
-    pieces = pieces[:room]
+    pieces = pieces[:free]
     content = tokenizer.with_pieces(content, pieces)
     words = _words(content, texts)
     known |= set(new)
     score = {old.id_to_piece(i): old.get_score(i) for i in range(old.vocab_size())} | dict(pieces)
-    for number, (left, right) in enumerate(merges(words, known, room - len(pieces))):
+    for number, (left, right) in enumerate(merges(words, known, free - len(pieces))):
         # Float32, as a model stores it: the sums of longer pieces start from these.
         of_unigram = float(np.float32(score[left] + score[right] + GAIN))
         score[left + right] = lowest - len(new) - number - 1 if is_bpe else of_unigram
         pieces.append((left + right, score[left + right]))
-    if len(pieces) < room and vocab_limit == "hard":
+    if len(pieces) < free and vocab_limit == "hard":
         raise InputError(
             f"config.data.vocab_size: this text adds at most {len(pieces):,} pieces to the "
             f"{old.vocab_size():,} of the tokenizer, got {vocab_size:,}; lower it, or set "
             "data.vocab_limit='soft', which takes all of them."
         )
-    return tokenizer.with_pieces(content, pieces[len(new[:room]) :])
+    return tokenizer.with_pieces(content, pieces[len(new[:free]) :])
 
 
 def _characters(texts: Sequence[str], known: set[str], coverage: float) -> list[str]:
@@ -192,12 +192,12 @@ def spellings(old: Tokenizer, new: Tokenizer) -> list[np.ndarray]:
     """Returns, for each piece that `new` has after those of `old`, the ids of `old` that spell it.
 
     Raises:
-      InputError: `new` does not begin with the pieces of `old`.
+      InputError: `new` does not start with the pieces of `old`.
     """
     pieces, kept = new.vocabulary_of("source"), old.vocab_size
     if pieces[:kept] != old.vocabulary_of("source"):
         raise InputError(
-            "the tokenizer does not begin with the pieces of init.run; put the run's own back, or "
+            "the tokenizer does not start with the pieces of init.run; put the run's own back, or "
             "use a new --workdir."
         )
     model = tokenizer.open_without_prefix(old.content)
