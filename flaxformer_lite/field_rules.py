@@ -125,9 +125,8 @@ RESUMED = """
     decode_examples profile
 """.split()
 # Fields of the model that make a training step random; inference ignores them.
-DROPOUTS = (
-    *("dropout", "attention_dropout", "feed_forward_dropout", "embedding_dropout"),
-    "layer_drop",
+DROPOUTS = tuple(
+    "dropout attention_dropout feed_forward_dropout embedding_dropout layer_drop".split()
 )
 # Fields that imported weights fix before the first step; all others may still change.
 NOT_IN_WEIGHTS = (*DROPOUTS, "dtype", "remat", "backend")

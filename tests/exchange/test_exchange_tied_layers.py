@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import runs
 
-from flaxformer_lite.config import CHOICES, ModelConfig
+from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.exchange import ctranslate2_spec, marian_config, marian_weights
 from flaxformer_lite.exchange.folder import on_host, with_separate_layers
 from flaxformer_lite.model import parameters, transformer
@@ -30,9 +30,9 @@ def tied_params(model: ModelConfig) -> dict:
     return on_host(runs.varied_model(model)[1])
 
 
-@pytest.mark.parametrize("architecture", CHOICES["model.architecture"])
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
 def test_exported_parameters_are_those_of_the_model_with_separate_layers(architecture):
-    tied = dataclasses.replace(TIED, architecture=architecture, num_classes=5)
+    tied = dataclasses.replace(TIED, architecture=architecture)
     separate = transformer.build_model(dataclasses.replace(tied, tie_layers=False))
     params = with_separate_layers(tied_params(tied), tied)
     expected = parameters.shapes(separate)

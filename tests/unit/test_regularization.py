@@ -156,7 +156,10 @@ def test_embeddings_have_their_own_rate_or_else_that_of_all_dropout(
     assert abs(share - expected) <= 4 * math.sqrt(0.25 / embedded.size)
 
 
-@pytest.mark.parametrize("name", ["feed_forward_dropout", "embedding_dropout", "layer_drop"])
+@pytest.mark.parametrize(
+    "name",
+    ["feed_forward_dropout", *(pytest.param(x, marks=SLOW) for x in DROPOUTS[3:])],
+)
 def test_each_kind_of_dropout_acts_in_training_only(name):
     plain, dropped = (
         runs.varied_model(dataclasses.replace(LM, **{name: rate})) for rate in (0.0, 0.5)
@@ -310,6 +313,7 @@ def test_each_application_of_tied_layers_has_its_own_dropout():
     assert distinct == {LAYERS + 1}
 
 
+@SLOW
 def test_each_application_of_tied_layers_is_skipped_on_its_own():
     """Rows have 0, 1 or 2 applications: those of a model of that many tied layers."""
     config = dataclasses.replace(LM, tie_layers=True, layer_drop=0.5)
@@ -343,6 +347,7 @@ def test_decoding_with_the_cache_has_the_logits_of_a_full_pass(model):
     assert all(np.abs(a - b).max() > 0.1 for a, b in itertools.combinations(own, 2))
 
 
+@SLOW
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_the_attention_weights_of_every_application_are_returned_in_order(remat):
     config = dataclasses.replace(LM, tie_layers=True, remat=remat)

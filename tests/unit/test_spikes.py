@@ -97,7 +97,7 @@ def noisy_norms(seed: int, N: int = 300) -> np.ndarray:
 
 
 @pytest.mark.parametrize("deviations", [1.0, 4.0])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_skipped_steps_are_those_of_the_mean_and_deviation_of_accepted_norms(seed, deviations):
     norm_N = noisy_norms(seed)
     _, state = run(spikes.skip_updates(optax.sgd(0.1), deviations=deviations), gradients_of(norm_N))
@@ -161,10 +161,7 @@ def test_a_loss_that_is_not_finite_skips_the_step_also_if_the_gradients_are():
 SPIKES = [WARMUP + 3, WARMUP + 4, WARMUP + 9]
 EVERY_OPTIMIZER = pytest.mark.parametrize(
     "name",
-    [
-        each if each in ("adam", "schedule_free") else pytest.param(each, marks=pytest.mark.slow)
-        for each in OPTIMIZERS
-    ],
+    [each if each == "adam" else pytest.param(each, marks=pytest.mark.slow) for each in OPTIMIZERS],
 )
 
 
@@ -175,7 +172,7 @@ def norms_with_spikes(high: float) -> np.ndarray:
 
 
 @EVERY_OPTIMIZER
-@pytest.mark.parametrize("high", [40.0, math.nan])
+@pytest.mark.parametrize("high", [40.0, pytest.param(math.nan, marks=pytest.mark.slow)])
 def test_a_run_with_skipped_steps_is_that_without_them_bit_for_bit(name, high):
     """With a constant rate the step number has no other effect."""
     options = dict(optimizer=name, clip_norm=0.5)
