@@ -25,7 +25,6 @@ from flaxformer_lite.config_checks import (
     check_contradictions,
     check_method,
     check_model,
-    parse_average,
 )
 from flaxformer_lite.field_rules import (
     BELOW_ONE,
@@ -49,6 +48,7 @@ from flaxformer_lite.fields import (
 )
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError, did_you_mean
+from flaxformer_lite.training_checks import check_training, parse_average
 
 __all__ = [  # the names that users import
     "CHOICES",
@@ -168,7 +168,9 @@ def resolve(
         resolved[section] = section_class(**checked)
     config = Config(**resolved)
     given = {*given, *_given_unchanged(user_config)}
-    check_contradictions(config, given | {name for name, *_ in differences(Config(), config)})
+    given |= {name for name, *_ in differences(Config(), config)}
+    check_contradictions(config, given)
+    check_training(config, given)
     return config
 
 

@@ -1,6 +1,5 @@
-"""Refuses a config whose fields contradict each other or have no effect; names the field."""
+"""Refuses fields that contradict each other or have no effect: of model, data and decoding."""
 
-import math
 import os
 from collections.abc import Set
 
@@ -15,17 +14,13 @@ from flaxformer_lite.fields import (
     DataConfig,
     DecodeConfig,
     ModelConfig,
-    TrainConfig,
 )
-from flaxformer_lite.init_checks import check_init
-from flaxformer_lite.optim_checks import check_optim
-from flaxformer_lite.regularization_checks import check_regularization
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 
 
 def check_contradictions(config: Config, given: Set[str]) -> None:
-    """Raises InputError if two fields contradict each other.
+    """Raises InputError if two fields of model, data or decoding contradict each other.
 
     Args:
       given: 'section.field' of each field that differs from its default, or was given.
@@ -37,12 +32,6 @@ def check_contradictions(config: Config, given: Set[str]) -> None:
     _check_own_text(config, given)
     _check_normalization(config)
     _check_packing(config)
-    check_regularization(config)
-    _check_training(config)
-    check_optim(config, given)
-    _check_parallel(config)
-    _check_best_metric(config)
-    check_init(config, given)
 
 
 def check_model(model: ModelConfig) -> None:
@@ -118,6 +107,8 @@ def check_method(model: ModelConfig, decode: DecodeConfig) -> None:
             "model.decoder='causal' is not trained for that; use model.decoder='masked', or "
             "another decode.method."
         )
+    if decode.top_p is not None and decode.top_p > 1:
+        raise InputError(f"config.decode.top_p: expected a share of at most 1, got {decode.top_p}.")
     if decode.no_repeat_ngram is not None and decode.method == "mask_predict":
         raise InputError(
             "config.decode.no_repeat_ngram: 'mask_predict' predicts all tokens at once, so it "
@@ -258,103 +249,4 @@ def _check_packing(config: Config) -> None:
         raise InputError(
             "config.data.packing: model.decoder='masked' learns the length of one target a row; "
             "leave it unset."
-        )
-
-
-def _check_training(config: Config) -> None:
-    if config.decode.top_p is not None and config.decode.top_p > 1:
-        raise InputError(
-            f"config.decode.top_p: expected a share of at most 1, got {config.decode.top_p}."
-        )
-    if config.train.average is not None:
-        _check_average(config.train)
-
-
-def parse_average(name: str, text: object) -> tuple[str, int]:
-    """Returns ('last', 5) for 'last:5', and ('best', 5) for 'best:5'.
-
-    Raises:
-      InputError: `text` has another form; the message starts with `name`.
-    """
-    which, _, count = text.partition(":") if isinstance(text, str) else ("", "", "")
-    is_number = count.isascii() and count.isdecimal() and len(count) < 10
-    if which not in ("last", "best") or not (is_number and int(count)):
-        raise InputError(f"{name}: expected last:N or best:N, such as last:5, got {text!r}.")
-    return which, int(count)
-
-
-def _check_average(train: TrainConfig) -> None:
-    """Raises InputError if the run may end with fewer checkpoints than `train.average` needs."""
-    which, count = parse_average("config.train.average", train.average)
-    field = {"last": "keep_newest", "best": "keep_best"}[which]
-    if getattr(train, field) < count:
-        raise InputError(
-            f"config.train.average: {train.average!r} needs {count} checkpoints, and "
-            f"train.{field} = {getattr(train, field)} keeps fewer; set train.{field} to {count}."
-        )
-    steps, made_every = train.num_steps, [train.eval_every]
-    if train.patience is not None:
-        steps = min(steps, (train.patience + 1) * train.eval_every)  # the earliest stop
-    if which == "last":
-        made_every.append(train.checkpoint_every)
-    made = sum(steps // every for every in made_every) + all(steps % every for every in made_every)
-    if which == "last":
-        made -= steps // math.lcm(*made_every)  # counted under both
-    if made < count:
-        raise InputError(
-            f"config.train.average: {train.average!r} needs {count} checkpoints, and {steps} "
-            f"steps make {made}; average fewer, train longer, or lower "
-            f"train.{'eval_every' if which == 'best' else 'checkpoint_every'}."
-        )
-
-
-def _check_parallel(config: Config) -> None:
-    """Raises InputError if the axes of the mesh contradict each other or the mode."""
-    parallel = config.parallel
-    sizes = {"data": parallel.data, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
-    for axis, size in sizes.items():
-        if size != -1 and size < 1:
-            raise InputError(
-                f"config.parallel.{axis}: expected -1 (the rest of the devices) or at least 1, "
-                f"got {size}."
-            )
-        if axis != "data" and size != 1 and parallel.mode == "pmap":
-            raise InputError(
-                f"config.parallel.{axis}: with parallel.mode='pmap' every device holds the whole "
-                "model; leave it at 1, or use parallel.mode='mesh'."
-            )
-    if list(sizes.values()).count(-1) > 1:
-        raise InputError(
-            "config.parallel: -1 is all devices that the other two leave, so only one of data, "
-            f"fsdp and tensor may be -1, got {parallel.data}, {parallel.fsdp} and "
-            f"{parallel.tensor}; set the others."
-        )
-
-
-def _check_best_metric(config: Config) -> None:
-    """Raises InputError if evaluations do not compute the metric of the best checkpoint."""
-    metric, pretokenized = config.train.best_metric, config.data.pretokenized
-    of_translations = metric in ("exact_match", "bleu", "chrf", "bleu_tokenized")
-    if of_translations and config.model.architecture != "encoder_decoder":
-        raise InputError(
-            f"config.train.best_metric: {metric!r} needs translations, and "
-            f"model.architecture={config.model.architecture!r} makes none; choose 'loss' or "
-            "'accuracy'."
-        )
-    if of_translations and config.train.decode_examples == 0:
-        raise InputError(
-            f"config.train.best_metric: {metric!r} needs translations, but "
-            "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."
-        )
-    if config.data.bleu_tokenizer is not None and pretokenized:
-        raise InputError(
-            "config.data.bleu_tokenizer: the texts of data.pretokenized=True are not tokenized "
-            "again; leave it unset."
-        )
-    computed = {False: ("bleu", "chrf"), True: ("bleu_tokenized",)}  # by data.pretokenized
-    if metric in computed[not pretokenized]:
-        raise InputError(
-            f"config.train.best_metric: {metric!r} is not computed if data.pretokenized is "
-            f"{pretokenized}; choose {' or '.join(map(repr, computed[pretokenized]))}, or "
-            "another metric."
         )

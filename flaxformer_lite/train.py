@@ -59,7 +59,7 @@ def fit(config: Config, workdir: Path) -> int:
       InputError: the config, the data, the devices or the workdir do not fit together.
       Diverged: the loss or gradient is no longer finite; the earlier checkpoints are kept.
     """
-    config, mesh, dataset, origins = check(config, workdir)
+    config, mesh, dataset, inherited = check(config, workdir)
     is_primary = jax.process_index() == 0
     with contextlib.ExitStack() as stack:
         multihost.together(
@@ -73,7 +73,7 @@ def fit(config: Config, workdir: Path) -> int:
         interrupt, background = stack.enter_context(Interrupt()), stack.enter_context(Background())
         try:
             place = storage.place(workdir)
-            _train(set_up(config, place, mesh, dataset, origins, interrupt, background))
+            _train(*set_up(config, place, mesh, dataset, inherited, interrupt, background))
         except Interrupted as reason:
             if not reason.agreed:
                 return interrupt.exit_code
@@ -82,7 +82,7 @@ def fit(config: Config, workdir: Path) -> int:
         return interrupt.exit_code
 
 
-def _train(run: Run) -> None:
+def _train(run: Run, inherited: parent.Inherited) -> None:
     """Runs the phases after the set-up.
 
     Raises:
@@ -94,12 +94,12 @@ def _train(run: Run) -> None:
         table = run_report.closing_table(run.paths.metrics)
         run_report.say(f"{run.paths.path} is complete; nothing was trained.\n{table}")
         return
-    trainer, evaluator = prepare(run, start)
+    trainer, evaluator = prepare(run, start, inherited)
     trainer.train()
     finish(trainer, evaluator)
 
 
-def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset, parent.Origins]:
+def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset, parent.Inherited]:
     """Checks the config, the devices, the dataset and the workdir before anything is written.
 
     Returns:
@@ -115,9 +115,8 @@ def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset, parent.
     dataset = multihost.together(lambda: pipeline.open_dataset(config, beside=beside))
     config = with_classes(config, dataset.label_names)
     multihost.together(lambda: workdir_lib.check(workdir, config))
-    find = functools.partial(parent.origins, config, workdir, dataset.label_names)
-    origins = multihost.together(find)
-    return config, mesh, dataset, origins
+    find = functools.partial(parent.inherited, config, workdir, dataset.label_names)
+    return config, mesh, dataset, multihost.together(find)
 
 
 def _with_old_reading(config: Config, workdir: Path) -> Config:
@@ -136,22 +135,26 @@ def set_up(
     workdir: Path,
     mesh: Mesh,
     dataset: Dataset,
-    origins: parent.Origins,
+    inherited: parent.Inherited,
     interrupt: Interrupt,
     background: Background,
-) -> Run:
-    """Creates the workdir, and builds model, optimizer and step, without computing anything."""
+) -> tuple[Run, parent.Inherited]:
+    """Creates the workdir, and builds model, optimizer and step, without computing anything.
+
+    Returns:
+      The start of the run; and `inherited`, unless a later look at the workdir changes it.
+    """
     started = time.monotonic()
     has_config, same_result = workdir_lib.has_run(workdir), workdir_lib.same_result(workdir, config)
     paths = Workdir(workdir)
     has_tokenizer = paths.tokenizer.exists()
     multihost.barrier("the config of the last start is read")
-    multihost.by_process_0(lambda: _create(workdir, config, same_result, origins))
+    multihost.by_process_0(lambda: _create(workdir, config, same_result, inherited))
     multihost.check_workdir(workdir)
 
     if config.data.vocab_limit == "soft" and not has_tokenizer:
         train_it = functools.partial(
-            pipeline.provide_tokenizer, config, dataset, paths.tokenizer, given=origins.tokenizer
+            pipeline.provide_tokenizer, config, dataset, paths.tokenizer, given=inherited.tokenizer
         )
         multihost.together(lambda: interrupt.wait_for(Background.once(train_it)))
     config = _with_vocabulary(config, paths)
@@ -171,11 +174,11 @@ def set_up(
         scores=scores,
         due=origin.schedule(config),
     )
-    if not checkpoints.steps() and origins == parent.Origins():
+    if not checkpoints.steps() and inherited == parent.Inherited():
         # In a bucket `check` may have found a checkpoint that was never finished.
-        find = functools.partial(parent.origins, config, workdir, dataset.label_names)
-        origins = multihost.together(find)
-    return Run(
+        find = functools.partial(parent.inherited, config, workdir, dataset.label_names)
+        inherited = multihost.together(find)
+    run = Run(
         config=config,
         paths=paths,
         dataset=dataset,
@@ -189,8 +192,8 @@ def set_up(
         started=started,
         has_config=has_config,
         same_result=same_result,
-        origins=origins,
     )
+    return run, inherited
 
 
 def _with_vocabulary(config: Config, paths: Workdir) -> Config:
@@ -206,7 +209,7 @@ def _with_vocabulary(config: Config, paths: Workdir) -> Config:
     return with_vocabulary(config, size)
 
 
-def _create(workdir: Path, config: Config, same_result: bool, origins: parent.Origins) -> None:
+def _create(workdir: Path, config: Config, same_result: bool, inherited: parent.Inherited) -> None:
     """Creates the workdir. If the config changes the result of a finished run, reopens its log.
 
     So the next start evaluates the run again, even if this one is killed early.
@@ -222,8 +225,8 @@ def _create(workdir: Path, config: Config, same_result: bool, origins: parent.Or
             ) from error
         paths.publish_logs()
     workdir_lib.create(workdir, config)
-    if origins.parent is not None:
-        storage.write_whole(paths.init, json.dumps(origins.parent.record, indent=2) + "\n")
+    if inherited.parent is not None:
+        storage.write_whole(paths.init, json.dumps(inherited.parent.record, indent=2) + "\n")
 
 
 def find_start(run: Run) -> Start:
@@ -255,7 +258,7 @@ def is_finished(run: Run, start: Start) -> bool:
     return ended and bool(logged) and logged[-1]["split"] == "test"
 
 
-def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
+def prepare(run: Run, start: Start, inherited: parent.Inherited) -> tuple[Trainer, Evaluator]:
     """Loads the data and creates the first state, while the steps compile in the background.
 
     Long calls run in a thread, so that the main thread notices signals.
@@ -269,7 +272,7 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
         loader.possible_shapes(config) if ahead and config.data.num_buckets is None else ()
     )
     unverified = run.has_config and not start.parts and not start.imported
-    making = {"verify": unverified, "given": run.origins.tokenizer}
+    making = {"verify": unverified, "given": inherited.tokenizer}
     load = functools.partial(pipeline.load, config, run.dataset, run.paths.tokenizer, **making)
     data = multihost.together(lambda: wait(Background.once(load)))
     identity.check_tokenizer(data.tokenizer, config, run.paths)
@@ -284,8 +287,8 @@ def prepare(run: Run, start: Start) -> tuple[Trainer, Evaluator]:
         state = wait(fresh_state)
     if start.imported:
         state = _with_imported_weights(run)
-    elif run.origins.parent is not None:
-        state = _with_weights_of(run.origins.parent, run, state, data.tokenizer)
+    elif inherited.parent is not None:
+        state = _with_weights_of(inherited.parent, run, state, data.tokenizer)
     stop = StopTogether(run.interrupt, mode.mesh)
     evaluator = Evaluator(
         transformer.build_model(config.model),
@@ -316,14 +319,12 @@ def _with_imported_weights(run: Run) -> TrainState:
 
 
 def _with_weights_of(
-    origin_run: parent.Parent, run: Run, fresh: TrainState, tokenizer: AnyTokenizer
+    source: parent.Parent, run: Run, fresh: TrainState, tokenizer: AnyTokenizer
 ) -> TrainState:
     """Returns the first state with the parameters of another run, and writes `init.txt`."""
     on_host = functools.partial(parallel.whole_on_host, mesh=run.mode.mesh)
     random = run.mode.over_mesh(fresh.params)
-    params, table = parent.first_parameters(
-        run.config, origin_run, random, tokenizer, on_host=on_host
-    )
+    params, table = parent.first_parameters(run.config, source, random, tokenizer, on_host=on_host)
     multihost.by_process_0(lambda: storage.write_whole(run.paths.init_table, table))
     run_report.say(run_report.first_parameters(table, run.config, run.paths))
     state: TrainState = run.mode.state_with(run.initial_state, params)

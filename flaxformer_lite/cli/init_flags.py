@@ -47,7 +47,7 @@ def overrides(values: flags.FlagValues) -> list[str]:
     return found
 
 
-def inherited(name: str) -> tuple[str, config_dict.ConfigDict]:
+def inherited_config(name: str) -> tuple[str, config_dict.ConfigDict]:
     """Returns the name of a run, and the config that a run from its weights has by default.
 
     It is the config of that run, without its own `init`, the fields about training a tokenizer,

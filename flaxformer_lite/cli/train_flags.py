@@ -150,7 +150,7 @@ def _parse_config(
     if values.config is None and values.workdir and workdir_lib.has_run(values.workdir):
         user_config = config_lib.to_config_dict(workdir_lib.read_config(place(values.workdir)))
     elif values.config is None and "init" in values and values.init:
-        name, user_config = init_flags.inherited(values.init)
+        name, user_config = init_flags.inherited_config(values.init)
     else:
         file = config_files.find_config(values.config or name)
         name, user_config = file.stem, config_files.load_config(file)

@@ -30,7 +30,6 @@ from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.compilation import CompiledSteps
 from flaxformer_lite.training.interrupt import Interrupt, Interrupted, StopTogether
 from flaxformer_lite.training.meter import Meter
-from flaxformer_lite.training.parent import Origins
 from flaxformer_lite.training.progress import Progress
 from flaxformer_lite.training.state import TrainState, to_parts
 
@@ -56,7 +55,6 @@ class Run:
     started: float  # time.monotonic() of this start
     has_config: bool  # an earlier start has saved its config
     same_result: bool  # this config would not change the result of a finished run
-    origins: Origins  # the run and the tokenizer that this run starts from
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,9 @@ import jax
 
 from flaxformer_lite.config import OptimConfig
 from flaxformer_lite.model.parameters import Params
-from flaxformer_lite.optim_checks import Group, parse_group
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training.sharding import matches, name_of
+from flaxformer_lite.training_checks import Group, parse_group
 
 HIDDEN_MATRIX = r"(query|key|value|out|inner|gate|outer)/kernel"
 

@@ -47,7 +47,7 @@ class Parent:
 
 
 @dataclasses.dataclass(frozen=True)
-class Origins:
+class Inherited:
     """The run and the tokenizer that a run starts from."""
 
     parent: Parent | None = None
@@ -71,7 +71,7 @@ def read(config: Config) -> Parent:
         raise InputError(f"{config.init.run}: {message}", where="config.init.run") from error
 
 
-def origins(config: Config, workdir: Path, label_names: list[str] | None) -> Origins:
+def inherited(config: Config, workdir: Path, label_names: list[str] | None) -> Inherited:
     """Returns the run and the tokenizer that a run without a checkpoint starts from, checked.
 
     A run with a checkpoint needs neither: both are None, and nothing is read.
@@ -84,9 +84,9 @@ def origins(config: Config, workdir: Path, label_names: list[str] | None) -> Ori
     """
     _check_has_parent(config, workdir)
     if workdir_lib.has_checkpoint(workdir):
-        return Origins()
+        return Inherited()
     if config.init.run is None:
-        return Origins(tokenizer=given_tokenizer.of_file(config))
+        return Inherited(tokenizer=given_tokenizer.of_file(config))
     parent = read(config)
     _check_recorded(parent, config, workdir)
     found = check(config, parent)
@@ -98,7 +98,7 @@ def origins(config: Config, workdir: Path, label_names: list[str] | None) -> Ori
             "last layer as in any other run by init.map='classes='."
         )
     multihost.check_same({"config.init.run": parent.record}, "name the same run in every process")
-    return Origins(parent, parent.tokenizer)
+    return Inherited(parent, parent.tokenizer)
 
 
 def _check_has_parent(config: Config, workdir: Path) -> None:

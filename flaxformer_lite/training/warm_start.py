@@ -11,8 +11,8 @@ import numpy as np
 
 from flaxformer_lite.config import Config
 from flaxformer_lite.field_rules import NOT_IN_WEIGHTS
-from flaxformer_lite.init_checks import rules
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.training_checks import rules
 
 Shapes = Mapping[str, tuple[int, ...]]
 Arrays = Mapping[str, np.ndarray]

@@ -307,14 +307,14 @@ def test_a_tokenizer_is_copied_from_a_file_or_a_workdir_and_known_by_its_content
     fields = {**SHORT, "data.train_split": "train[300:600]"}
     for source in (parent, file):
         config = runs.small_config({**fields, "data.tokenizer_file": str(source)})
-        _, _, dataset, origins = train.check(config, tmp_path / "run")
+        _, _, dataset, inherited = train.check(config, tmp_path / "run")
         path = tmp_path / f"{source.name}.model"
-        pipeline.provide_tokenizer(config, dataset, path, given=origins.tokenizer)
+        pipeline.provide_tokenizer(config, dataset, path, given=inherited.tokenizer)
         assert path.read_bytes() == file.read_bytes()
-        pipeline.provide_tokenizer(config, dataset, path, given=origins.tokenizer, verify=True)
+        pipeline.provide_tokenizer(config, dataset, path, given=inherited.tokenizer, verify=True)
         path.write_bytes(b"another")
         with pytest.raises(InputError, match=r"differs from the tokenizer of '.*'; *|checkpoint"):
-            pipeline.provide_tokenizer(config, dataset, path, given=origins.tokenizer, verify=True)
+            pipeline.provide_tokenizer(config, dataset, path, given=inherited.tokenizer, verify=True)
     path.unlink()
     with pytest.raises(InputError, match="the tokenizer of this run is gone; put the file back"):
         pipeline.provide_tokenizer(config, dataset, path)

@@ -25,8 +25,7 @@ ORDER = (
     ("training", "decoding", "lines"),
     ("data",),
     ("model", "runs"),
-    ("config_files", "config", "config_checks"),
-    ("init_checks", "optim_checks", "regularization_checks"),
+    ("config_files", "config", "config_checks", "training_checks"),
     ("field_rules", "fields", "scoring", "system"),
 )
 
@@ -72,10 +71,8 @@ MODEL_MAY_IMPORT = {"jax", "flax", "numpy"}
 MODEL_MAY_IMPORT_OF_PACKAGE = (
     "config",
     "config_checks",
-    "init_checks",
     "field_rules",
     "fields",
-    "regularization_checks",
     "system.errors",
     "model",
 )
