@@ -66,7 +66,7 @@ def test_a_csv_of_a_run_from_before_tables_were_read_is_still_plain_lines(tmp_pa
     for name in ("header", "quoted", "normalization"):
         del saved["data"][name]
     paths.config.write_text(json.dumps(saved))
-    found, _, dataset = train.check(config, run)
+    found, _, dataset, _ = train.check(config, run)
     dataset.prepare()
     assert found == workdir.read_config(run) and found.data.quoted is False
     assert dataset.read("train").target == ['"one, two"', "three"]
