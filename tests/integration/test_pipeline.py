@@ -217,13 +217,14 @@ def test_the_vocabulary_is_trained_on_evenly_spaced_sources_and_targets(columns,
 
 def test_the_config_sets_the_number_of_texts_for_the_vocabulary(small_language, monkeypatch):
     trained_on = []
-    monkeypatch.setattr(tokenizer, "train", lambda texts, *_, **__: trained_on.append(texts))
+    monkeypatch.setattr(tokenizer, "trained", lambda texts, **_: trained_on.append(texts) or b"")
     for sample in (97, 100_000):
         config = make_config(
             "encoder_classifier", dataset="cldr_language", vocabulary_sample=sample
         )
         with pytest.raises(ValueError, match="expected a SentencePiece model"):
-            pipeline.load(config, pipeline.open_dataset(config), small_language / "none.model")
+            path = small_language / f"none{sample}.model"
+            pipeline.load(config, pipeline.open_dataset(config), path)
     assert [len(texts) for texts in trained_on] == [97, 375]
 
 

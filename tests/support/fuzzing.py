@@ -168,7 +168,7 @@ def _check(arguments: list[str]) -> int:
 def _load(arguments: list[str]) -> int:
     """As `train`, until the data is loaded and the tokenizer trained."""
     request = train_flags.parse_train(arguments)
-    config, _, dataset = train.check(request.config, request.workdir)
+    config, _, dataset, _ = train.check(request.config, request.workdir)
     pipeline.load(config, dataset, Path("tokenizer.model"))
     Path("tokenizer.model").unlink()
     return 0
