@@ -314,7 +314,9 @@ def test_a_tokenizer_is_copied_from_a_file_or_a_workdir_and_known_by_its_content
         pipeline.provide_tokenizer(config, dataset, path, given=inherited.tokenizer, verify=True)
         path.write_bytes(b"another")
         with pytest.raises(InputError, match=r"differs from the tokenizer of '.*'; *|checkpoint"):
-            pipeline.provide_tokenizer(config, dataset, path, given=inherited.tokenizer, verify=True)
+            pipeline.provide_tokenizer(
+                config, dataset, path, given=inherited.tokenizer, verify=True
+            )
     path.unlink()
     with pytest.raises(InputError, match="the tokenizer of this run is gone; put the file back"):
         pipeline.provide_tokenizer(config, dataset, path)
