@@ -61,10 +61,15 @@ def sampled(seed: int) -> dict:
     )
 
 
+def initial() -> dict:
+    """Returns small parameters, so that the rounding of their float32 is small too."""
+    return jax.tree.map(lambda x: x / 8, sampled(0))
+
+
 @functools.cache
 def updated(config: OptimConfig, steps: int = STEPS) -> dict[str, np.ndarray]:
     """Returns the parameters after an update for each of `steps` gradients."""
-    optimizer, params = optim.make_optimizer(config, d_model=37, num_steps=STEPS), sampled(0)
+    optimizer, params = optim.make_optimizer(config, d_model=37, num_steps=STEPS), initial()
     state, update = jax.jit(optimizer.init)(params), jax.jit(optimizer.update)
     for t in range(1, steps + 1):
         updates, state = update(sampled(t), state, params)
@@ -153,7 +158,7 @@ def directions(name, gradients, config):
 def defined(config: OptimConfig) -> dict[str, np.ndarray]:
     """Returns the parameters after STEPS updates by the definitions."""
     result, gradients = {}, [flat(sampled(t)) for t in range(1, STEPS + 1)]
-    for name, start in flat(sampled(0)).items():
+    for name, start in flat(initial()).items():
         found = directions(name, [g[name].astype(np.float64) for g in gradients], config)
         decay = config.weight_decay * (name in KERNELS)
         x = z = start.astype(np.float64)
@@ -181,7 +186,7 @@ def test_3_updates_are_those_of_the_definition(optimizer, changes):
     config = config_of(optimizer, **changes)
     expected, actual = defined(config), updated(config)
     for name, array in expected.items():
-        tolerance = 1e-4 if optimizer == "muon" and name in MATRICES else 2e-6
+        tolerance = 1e-4 if optimizer == "muon" and name in MATRICES else 1e-6
         np.testing.assert_allclose(actual[name], array, rtol=0, atol=tolerance, err_msg=name)
 
 
@@ -204,7 +209,7 @@ def test_weight_decay_moves_the_kernels_and_nothing_else(optimizer):
 
 def test_gradients_are_clipped_by_their_global_norm_before_the_optimizer():
     config = config_of("sgd", weight_decay=0.0, momentum=0.0, clip_norm=0.7)
-    start, norm = flat(sampled(0)), 0.0
+    start, norm = flat(initial()), 0.0
     for name, x in updated(config).items():
         norm += ((x - start[name]) ** 2).sum()
     gradients = [flat(sampled(t)) for t in range(1, STEPS + 1)]
@@ -221,7 +226,7 @@ def test_gradients_are_clipped_by_their_global_norm_before_the_optimizer():
 def test_the_root_mean_square_of_muons_updates_is_about_0_2_for_every_shape():
     config = config_of("muon", weight_decay=0.0, warmup_steps=1)
     config = dataclasses.replace(config, learning_rate=1.0, schedule="linear")
-    first, start = updated(config, steps=1), flat(sampled(0))
+    first, start = updated(config, steps=1), flat(initial())
     for name, x in first.items():
         size = np.sqrt(((x - start[name]) ** 2).mean())
         assert (0.12 < size < 0.25) if name in MATRICES else size > 0.8, (name, size)
