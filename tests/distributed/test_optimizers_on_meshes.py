@@ -1,8 +1,8 @@
 """Every optimizer, with frozen parameters and groups: equal on 1 device and on 8, and resumed."""
 
 import functools
-import json
-import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -181,47 +181,61 @@ RUN = {
     **runs.TINY,
     "model.d_model": 64,
     "model.num_heads": 2,
+    "model.layer_drop": 0.2,
     "optim.schedule": "constant",
+    "optim.warmup_steps": 20,
+    "optim.learning_rate": 1e-4,
     "optim.freeze": r"('decoder/.*norm/scale',)",
-    "optim.weight_decay": 0.05,
-    "train.num_steps": 8,
-    "train.eval_every": 8,
-    "train.checkpoint_every": 4,
+    "optim.skip_spikes": 0.5,
+    "train.num_steps": 200,
+    "train.eval_every": 200,
+    "train.checkpoint_every": 90,
     "train.log_every": 1,
 }
-IN_PROCESSES = ("adafactor", "muon", "schedule_free")
+
+
+def changes_of(optimizer: str) -> dict[str, object]:
+    decay = {} if optimizer == "adam" else {"optim.weight_decay": 0.05}
+    return {**RUN, "optim.optimizer": optimizer, **decay}
 
 
 @pytest.fixture(scope="module")
-def whole_runs(tmp_path_factory) -> dict[str, Path]:
-    """The workdir of a run on 1 device with each of 3 optimizers."""
+def whole_runs(tmp_path_factory) -> Callable[[str], Path]:
+    """Returns the workdir of a run on 1 device with an optimizer."""
     root = tmp_path_factory.mktemp("whole")
-    for name in IN_PROCESSES:
-        assert runs.fit(root / name, {**RUN, "optim.optimizer": name}) == 0
-    return {name: root / name for name in IN_PROCESSES}
+
+    @functools.cache
+    def run(optimizer: str) -> Path:
+        assert runs.fit(root / optimizer, changes_of(optimizer)) == 0
+        return root / optimizer
+
+    return run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", IN_PROCESSES)
-def test_a_run_resumed_from_a_checkpoint_has_the_same_last_state(whole_runs, optimizer, tmp_path):
-    half = shutil.copytree(whole_runs[optimizer], tmp_path / "half")
-    shutil.rmtree(half / "checkpoints/8")
-    lines = (half / "metrics.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["step"] <= 4]
-    (half / "metrics.jsonl").write_text("".join(kept))
-    assert runs.fit(half, {**RUN, "optim.optimizer": optimizer}) == 0
-    assert runs.losses(half) == runs.losses(whole_runs[optimizer])
-    runs.assert_same_arrays(
-        runs.checkpoint_arrays(half, 8), runs.checkpoint_arrays(whole_runs[optimizer], 8)
-    )
+@pytest.mark.parametrize("optimizer", CHOICES["optim.optimizer"])
+def test_a_killed_run_resumes_bit_for_bit(whole_runs, optimizer, tmp_path):
+    killed = tmp_path / "killed"
+    flags = [*runs.flags(changes_of(optimizer)), f"--workdir={killed}"]
+    at_110 = lambda: (killed / "checkpoints/90").exists() and runs.last_step(killed) >= 110  # noqa: E731
+    assert runs.stop_at(at_110, signal.SIGKILL, "train", *flags)[0] == -signal.SIGKILL
+    assert not (killed / "checkpoints/180").exists()
+    assert runs.fit(killed, changes_of(optimizer)) == 0
+    whole = whole_runs(optimizer)
+    assert runs.losses(killed) == runs.losses(whole)
+    skipped = {line["step"]: line["skipped"] for line in runs.lines_of(killed, "train")}
+    assert 0 < skipped[110] < skipped[200], "of each part of the run"
+    runs.assert_same_arrays(runs.checkpoint_arrays(killed, 200), runs.checkpoint_arrays(whole, 200))
 
 
 @pytest.mark.slow
 def test_2_processes_that_share_a_state_log_the_losses_of_1_device(whole_runs, tmp_path):
+    short = {"train.num_steps": 8, "train.eval_every": 8, "train.checkpoint_every": 8}
     split = {"parallel.data": 1, "parallel.fsdp": 4, "parallel.tensor": 2}
-    jobs = [(tmp_path / name, {**RUN, **split, "optim.optimizer": name}) for name in IN_PROCESSES]
+    optimizers = CHOICES["optim.optimizer"]
+    jobs = [(tmp_path / name, {**changes_of(name), **short, **split}) for name in optimizers]
     runs.fit_in_processes(2, jobs)
-    for name in IN_PROCESSES:
-        expected = runs.losses(whole_runs[name])
-        assert list(expected) == list(range(1, 9))
+    for name in optimizers:
+        alone = runs.losses(whole_runs(name))
+        expected = {step: alone[step] for step in range(1, 9)}
         assert runs.losses(tmp_path / name) == pytest.approx(expected, rel=1e-5)
