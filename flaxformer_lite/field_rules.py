@@ -64,6 +64,7 @@ LOWEST = {
     "train.r_drop": 0.0,
     "train.z_loss": 0.0,
     "init.new_bias": -100.0,
+    "optim.weight_decay": 0.0,
 }
 HIGHEST = {  # inclusive
     **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1),
@@ -82,7 +83,7 @@ POSITIVE = """
 BELOW_ONE = """
     model.dropout model.attention_dropout model.feed_forward_dropout model.embedding_dropout
     model.layer_drop train.label_smoothing train.ema_decay optim.b1 optim.b2 optim.momentum
-    optim.final_rate optim.weight_decay data.subword_sampling
+    optim.final_rate data.subword_sampling
 """.split()
 
 # Fields that have an effect only if another field has one of these values.
