@@ -18,6 +18,8 @@ from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, parameter_groups
 
+MOST_CLASSES = 40  # of a confusion matrix; of more, the most frequent confusions are listed
+CONFUSIONS = 10
 RESAMPLED = "95 % of resamples"
 # The command for a trained model of each architecture.
 NEXT_COMMANDS = {
@@ -119,12 +121,33 @@ def translations(texts: Examples, hypotheses: Sequence[str]) -> str:
 
 
 def confusion(counts_CC: np.ndarray, names: Sequence[str]) -> str:
-    """Returns the confusion matrix: a row for each class, a column for each predicted class."""
+    """Returns the confusion matrix: a row for each class, a column for each predicted class.
+
+    With more than MOST_CLASSES classes, returns the most frequent confusions, one a line.
+    """
+    if len(names) > MOST_CLASSES:
+        return _most_confused(counts_CC, names)
     cells = [["is \\ predicted", *names, "right"]]
     for name, counts_C, right in zip(names, counts_CC, np.diagonal(counts_CC), strict=True):
         share = f"{100 * right / counts_C.sum():.1f} %" if counts_C.sum() else "-"
         cells.append([name, *(f"{count:.0f}" if count else "." for count in counts_C), share])
     return columns(cells)
+
+
+def _most_confused(counts_CC: np.ndarray, names: Sequence[str]) -> str:
+    wrong_CC = counts_CC * (1 - np.eye(len(names)))
+    order = np.argsort(-wrong_CC, axis=None, kind="stable")[:CONFUSIONS]
+    pairs = [np.unravel_index(index, wrong_CC.shape) for index in order]
+    cells = [
+        [names[true], names[predicted], f"{wrong_CC[true, predicted]:.0f}"]
+        for true, predicted in pairs
+        if wrong_CC[true, predicted]
+    ]
+    return (
+        columns([["is", "predicted", "texts"], *cells])
+        if cells
+        else "no class is confused with another"
+    )
 
 
 def table(

@@ -94,6 +94,17 @@ def test_a_confusion_matrix_has_a_row_for_each_class_with_its_accuracy():
     ]
 
 
+def test_of_many_classes_the_ten_most_frequent_confusions_are_listed():
+    names = [str(number) for number in range(97)]
+    counts = np.diag(np.full(97, 1009))
+    assert run_report.confusion(counts, names) == "no class is confused with another"
+    for i in range(13):
+        counts[2 * i, 31] = 20 - i
+    lines = columns(run_report.confusion(counts, names))
+    assert lines[:3] == [["is", "predicted", "texts"], ["0", "31", "20"], ["2", "31", "19"]]
+    assert len(lines) == 11
+
+
 def test_every_column_of_a_confusion_matrix_ends_below_its_name():
     lines = run_report.confusion(np.diag([7, 104_729, 1]), NAMES).splitlines()
     for column, name in enumerate([*NAMES, "right"], start=1):
