@@ -63,6 +63,7 @@ DOORS = {
         "data.sources.builders",
         "data.sources.datasets",
         "data.sources.examples",
+        "data.sources.modular_addition",
         "data.sources.preparation",
     },
 }

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from flaxformer_lite.data.cldr import languages, phrase_families
 from flaxformer_lite.data.sources import own_text, text_files
 from flaxformer_lite.data.sources.own_text import OwnText
-from flaxformer_lite.data.sources.preparation import REPORT, data_root, root_of
+from flaxformer_lite.data.sources.preparation import REPORT, SameBytesWriter, data_root, root_of
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus, Fault
 from flaxformer_lite.system.compressed import is_gzip
 from flaxformer_lite.system.errors import InputError
@@ -27,16 +27,6 @@ HELD_OUT = 2_000  # examples of validation, and of test, in `cldr_translate`
 # for test and 47,000 for training.
 OF_A_LANGUAGE = {"validation": 16, "test": 16, "train": 376}
 MOST_LABELS = 10_000
-
-
-class _SameBytesWriter(writer.ExampleWriter):
-    """Writes the features of a record sorted by name; protobuf's own order varies by process."""
-
-    def write(self, path: str | PathLike[str], examples: Iterable[tuple[int, bytes]]) -> None:
-        records = ((key, tf_example_pb2.Example.FromString(record)) for key, record in examples)
-        super().write(
-            path, ((key, record.SerializeToString(deterministic=True)) for key, record in records)
-        )
 
 
 class CldrTranslate(tfds.core.GeneratorBasedBuilder):
@@ -84,7 +74,7 @@ class CldrTranslate(tfds.core.GeneratorBasedBuilder):
             yield number, {source: phrase.source, target: phrase.target, "kind": phrase.kind}
 
     def _example_writer(self) -> writer.ExampleWriter:
-        return _SameBytesWriter(self.info.file_format)
+        return SameBytesWriter(self.info.file_format)
 
 
 class CldrLanguage(tfds.core.GeneratorBasedBuilder):
@@ -127,7 +117,7 @@ class CldrLanguage(tfds.core.GeneratorBasedBuilder):
             yield number, phrase._asdict()
 
     def _example_writer(self) -> writer.ExampleWriter:
-        return _SameBytesWriter(self.info.file_format)
+        return SameBytesWriter(self.info.file_format)
 
 
 class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):  # type: ignore[call-arg]

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from flaxformer_lite.config import did_you_mean
-from flaxformer_lite.data.sources import builders, preparation
+from flaxformer_lite.data.sources import builders, modular_addition, preparation
 from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.system.errors import InputError
@@ -366,6 +366,8 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
             if config:
                 raise InputError("it has no configs; leave out the part after its name")
             return builders.cldr_language()
+        if dataset == "modular_addition":
+            return modular_addition.builder(config or "97")
         for module in REGISTERED_BY:
             importlib.import_module(f"tensorflow_datasets.{module}")
         return preparation.open_prepared(name)

@@ -6,17 +6,31 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from os import PathLike
 from pathlib import Path
 
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core import writer
+from tensorflow_datasets.proto import tf_example_pb2
 
 from flaxformer_lite.field_rules import OWN_TEXT
 from flaxformer_lite.system.errors import InputError, did_you_mean, is_of_a_disk, is_of_a_path
 from flaxformer_lite.system.storage import check_bucket, fetch, in_bucket, locked, on_disk, place
 
-GENERATED = ("cldr_translate", "cldr_language")  # by the package
+GENERATED = ("cldr_translate", "cldr_language", "modular_addition")  # by the package
 REPORT = "faults.txt"  # lists the malformed lines that were dropped; next to the data
+
+
+class SameBytesWriter(writer.ExampleWriter):
+    """Writes the features of a record sorted by name; protobuf's own order varies by process."""
+
+    def write(self, path: str | PathLike[str], examples: Iterable[tuple[int, bytes]]) -> None:
+        """Writes a file of records, given as (number, serialised `tf.train.Example`)."""
+        records = ((key, tf_example_pb2.Example.FromString(record)) for key, record in examples)
+        super().write(
+            path, ((key, record.SerializeToString(deterministic=True)) for key, record in records)
+        )
 
 
 def data_root() -> Path:
