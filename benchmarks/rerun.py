@@ -33,6 +33,8 @@ PUBLISHED = {
     "accelerator-*.json": "results/raw",
     "layer_cost.png": "docs/results",
     "position_lengths/position_lengths.png": "docs/results",
+    "grokking/grokking.png": "docs/results",
+    "optimizers/optimizers.png": "docs/results",
 }
 # No command reads these paths, so `--save` may find them changed.
 WITHOUT_EFFECT = ("results", "docs", "README.md")

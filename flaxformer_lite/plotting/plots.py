@@ -252,13 +252,7 @@ def scores_over_length(
       table: scheme to length to the score of each seed.
     """
     figure, (panel,) = new_panels(1, columns=1, width=8, height=4.2)
-    for (scheme, scores), marker in zip(table.items(), itertools.cycle("osD^vPX"), strict=False):
-        lengths = sorted(scores)
-        mean, low, high = (
-            [of(scores[length]) for length in lengths] for of in (np.mean, np.min, np.max)
-        )
-        (line,) = panel.plot(lengths, mean, marker=marker, markersize=4, label=scheme)
-        panel.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    _plot_means(panel, table)
     panel.axvline(
         trained_up_to,
         color="#444444",
@@ -269,6 +263,32 @@ def scores_over_length(
     panel.set(xlabel="length", ylabel=ylabel)
     _legend_beside(panel)
     return figure
+
+
+@matplotlib.rc_context(STYLE)
+def scores_over_steps(
+    table: Mapping[str, Mapping[int, Sequence[float]]], *, ylabel: str, log_steps: bool = False
+) -> Figure:
+    """Returns a line for the mean of the seeds, with a band from the lowest to the highest.
+
+    Args:
+      table: name of the line to step to the score of each seed.
+      log_steps: whether the axis of the steps is logarithmic.
+    """
+    figure, (panel,) = new_panels(1, columns=1, width=8, height=4.2)
+    _plot_means(panel, table)
+    panel.set(xlabel="step", ylabel=ylabel, xscale="log" if log_steps else "linear")
+    panel.xaxis.set_major_formatter("{x:,g}")
+    _legend_beside(panel)
+    return figure
+
+
+def _plot_means(panel: Axes, table: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
+    for (name, scores), marker in zip(table.items(), itertools.cycle("osD^vPX"), strict=False):
+        places = sorted(scores)
+        mean, low, high = ([of(scores[at]) for at in places] for of in (np.mean, np.min, np.max))
+        (line,) = panel.plot(places, mean, marker=marker, markersize=4, label=name)
+        panel.fill_between(places, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
 
 
 @matplotlib.rc_context(STYLE)

@@ -81,6 +81,11 @@ FIGURES = {
         trained_up_to=7,
         ylabel="exact match",
     ),
+    "scores_over_steps": lambda: plots.scores_over_steps(
+        {"train": {1000: [0.5, 1.0], 10: [0.25]}, "validation": {10: [0.0]}},
+        ylabel="accuracy",
+        log_steps=True,
+    ),
     "costs_over_length": lambda: plots.costs_over_length(
         {
             name: {"attention": {7: [3, 2, 5], 5: [1]}, "a recurrent layer": {5: [2, 8]}}
@@ -423,6 +428,17 @@ def test_scores_over_length_are_the_mean_of_the_seeds_in_a_band_from_lowest_to_h
     assert plotted["trained up to 7"] == [[7, 0], [7, 1]]
     band = panel.collections[0].get_paths()[0].vertices
     assert {tuple(corner) for corner in band} == {(5, 1.0), (7, 0.5), (7, 1.0)}
+
+
+def test_scores_over_steps_are_the_mean_of_the_seeds_over_steps_that_may_be_logarithmic():
+    (panel,) = FIGURES["scores_over_steps"]().axes
+    assert curves(panel) == {
+        "train": [[10, 0.25], [1000, 0.75]],
+        "validation": [[10, 0.0]],
+    }
+    assert (panel.get_xscale(), panel.get_xlabel()) == ("log", "step")
+    (linear,) = plots.scores_over_steps({"train": {10: [0.25]}}, ylabel="accuracy").axes
+    assert linear.get_xscale() == "linear"
 
 
 def test_costs_over_length_are_medians_in_a_band_from_lowest_to_highest_one_colour_a_layer():
