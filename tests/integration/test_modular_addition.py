@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from flaxformer_lite import config_files
+from flaxformer_lite.config import resolve
+from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import modular_addition, preparation
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.tokens import tokenizer
@@ -53,6 +56,18 @@ def test_each_number_is_one_piece_of_the_smallest_vocabulary(dataset, tmp_path):
     pieces = tokenizer.load(tmp_path / "model")
     assert {len(ids) for ids in pieces.encode(texts)} == {4}  # start, number, plus, number
     assert len(np.unique(np.concatenate(pieces.encode(texts)))) == MODULUS + 2
+
+
+def test_the_grokking_config_reads_every_sum_in_batches_of_512_rows_of_6_tokens(tmp_path):
+    config = resolve(config_files.load_config(config_files.find_config("grokking")))
+    dataset = pipeline.open_dataset(config)
+    dataset.prepare()
+    data = pipeline.load(config, dataset, tmp_path / "tokenizer.model")
+    splits = (data.train, data.validation)
+    assert [split.plan.too_long + split.plan.empty for split in splits] == [0, 0]
+    assert sum(len(split.tokens) for split in splits) == 97**2
+    assert data.train.plan.shapes() == [(512, 6)]
+    assert data.tokenizer.vocab_size == config.data.vocab_size
 
 
 def test_the_dataset_is_registered_and_its_bytes_do_not_vary(tmp_path):
