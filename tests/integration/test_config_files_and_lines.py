@@ -250,8 +250,8 @@ def test_an_override_does_not_change_the_arguments_of_the_program():
         ("modle.num_heads=4", "config.modle: there is no such field; did you mean 'model'?"),
         (
             "=4",
-            "config.: there is no such field; valid are data, decode, model, optim, parallel, "
-            "train.",
+            "config.: there is no such field; valid are data, decode, init, model, optim, "
+            "parallel, train.",
         ),
         (
             "model.d_ff.x=4",
