@@ -224,7 +224,7 @@ def test_a_killed_run_resumes_bit_for_bit(whole_runs, optimizer, tmp_path):
     whole = whole_runs(optimizer)
     assert runs.losses(killed) == runs.losses(whole)
     skipped = {line["step"]: line["skipped"] for line in runs.lines_of(killed, "train")}
-    assert 0 < skipped[110] < skipped[200], "of each part of the run"
+    assert 0 < skipped[110] <= skipped[200], "the checkpoint has statistics of skipped steps"
     runs.assert_same_arrays(runs.checkpoint_arrays(killed, 200), runs.checkpoint_arrays(whole, 200))
 
 
