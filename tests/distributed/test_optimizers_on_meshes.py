@@ -184,7 +184,7 @@ RUN = {
     "model.layer_drop": 0.2,
     "optim.schedule": "constant",
     "optim.warmup_steps": 20,
-    "optim.learning_rate": 1e-4,
+    "optim.learning_rate": 1e-5,
     "optim.freeze": r"('decoder/.*norm/scale',)",
     "optim.skip_spikes": 0.5,
     "train.num_steps": 200,
@@ -224,18 +224,22 @@ def test_a_killed_run_resumes_bit_for_bit(whole_runs, optimizer, tmp_path):
     whole = whole_runs(optimizer)
     assert runs.losses(killed) == runs.losses(whole)
     skipped = {line["step"]: line["skipped"] for line in runs.lines_of(killed, "train")}
-    assert 0 < skipped[110] <= skipped[200], "the checkpoint has statistics of skipped steps"
+    assert 0 < skipped[110] < skipped[200], "of each part of the run"
     runs.assert_same_arrays(runs.checkpoint_arrays(killed, 200), runs.checkpoint_arrays(whole, 200))
 
 
 @pytest.mark.slow
-def test_2_processes_that_share_a_state_log_the_losses_of_1_device(whole_runs, tmp_path):
+def test_2_processes_that_share_a_state_log_the_losses_of_1_device(tmp_path):
     short = {"train.num_steps": 8, "train.eval_every": 8, "train.checkpoint_every": 8}
     split = {"parallel.data": 1, "parallel.fsdp": 4, "parallel.tensor": 2}
     optimizers = ("adafactor", "muon", "schedule_free")  # states unlike the parameters
-    jobs = [(tmp_path / name, {**changes_of(name), **short, **split}) for name in optimizers]
+    changes = {
+        name: {**changes_of(name), **short, "optim.learning_rate": 1e-3} for name in optimizers
+    }
+    jobs = [(tmp_path / name, {**changes[name], **split}) for name in optimizers]
     runs.fit_in_processes(2, jobs)
     for name in optimizers:
-        alone = runs.losses(whole_runs(name))
-        expected = {step: alone[step] for step in range(1, 9)}
+        assert runs.fit(tmp_path / f"{name} alone", changes[name]) == 0
+        expected = runs.losses(tmp_path / f"{name} alone")
+        assert list(expected) == list(range(1, 9))
         assert runs.losses(tmp_path / name) == pytest.approx(expected, rel=1e-5)
