@@ -187,9 +187,9 @@ RUN = {
     "optim.learning_rate": 1e-5,
     "optim.freeze": r"('decoder/.*norm/scale',)",
     "optim.skip_spikes": 0.5,
-    "train.num_steps": 200,
-    "train.eval_every": 200,
-    "train.checkpoint_every": 90,
+    "train.num_steps": 140,
+    "train.eval_every": 140,
+    "train.checkpoint_every": 60,
     "train.log_every": 1,
 }
 
@@ -217,15 +217,15 @@ def whole_runs(tmp_path_factory) -> Callable[[str], Path]:
 def test_a_killed_run_resumes_bit_for_bit(whole_runs, optimizer, tmp_path):
     killed = tmp_path / "killed"
     flags = [*runs.flags(changes_of(optimizer)), f"--workdir={killed}"]
-    at_110 = lambda: (killed / "checkpoints/90").exists() and runs.last_step(killed) >= 110  # noqa: E731
-    assert runs.stop_at(at_110, signal.SIGKILL, "train", *flags)[0] == -signal.SIGKILL
-    assert not (killed / "checkpoints/180").exists()
+    at_80 = lambda: (killed / "checkpoints/60").exists() and runs.last_step(killed) >= 80  # noqa: E731
+    assert runs.stop_at(at_80, signal.SIGKILL, "train", *flags)[0] == -signal.SIGKILL
+    assert not (killed / "checkpoints/120").exists()
     assert runs.fit(killed, changes_of(optimizer)) == 0
     whole = whole_runs(optimizer)
     assert runs.losses(killed) == runs.losses(whole)
     skipped = {line["step"]: line["skipped"] for line in runs.lines_of(killed, "train")}
-    assert 0 < skipped[110] < skipped[200], "of each part of the run"
-    runs.assert_same_arrays(runs.checkpoint_arrays(killed, 200), runs.checkpoint_arrays(whole, 200))
+    assert 0 < skipped[80] < skipped[140], "of each part of the run"
+    runs.assert_same_arrays(runs.checkpoint_arrays(killed, 140), runs.checkpoint_arrays(whole, 140))
 
 
 @pytest.mark.slow

@@ -449,7 +449,7 @@ FOUR_PROCESSES = {
     ACROSS: {"parallel.data": 2, "parallel.tensor": 4},
 }
 EVERY_WAY = {**ONE_PROCESS, **TWO_PROCESSES, **FOUR_PROCESSES}
-# (the way that saves a checkpoint, the way that resumes from it); the last test has the other pairs
+# (the way that saves a checkpoint, the way that resumes from it); the last test has more pairs
 RESUMED = [
     ("mesh of 2 x 4", "one device"),
     ("pmap over 2 x 4", "mesh of 8"),
@@ -462,14 +462,15 @@ RESUMED = [
     (SPLIT, ACROSS),
     (ACROSS, "one device"),
 ]
-# A split state resumes in every other way in test_sharding.py. Here it resumes from pmap.
+# Each way saves and resumes once more. test_sharding.py has the other ways of a split state.
 OTHER_PAIRS = [
-    (a, b)
-    for a in EVERY_WAY
-    for b in EVERY_WAY
-    if a != b and (a, b) not in RESUMED and not {SPLIT, SPLIT_BY_FOUR, ACROSS} & {a, b}
+    ("one device", "mesh of 2 x 4"),
+    ("mesh of 2 x 4", "pmap over 2 x 4"),
+    ("pmap over 2 x 4", "one device"),
+    ("mesh of 8", "pmap over 8"),
+    ("pmap over 8", "mesh of 8"),
+    ("pmap over 2 x 4", SPLIT),
 ]
-OTHER_PAIRS += [("pmap over 2 x 4", SPLIT)]
 
 
 def half_of(workdir: Path, target: Path) -> Path:
@@ -555,7 +556,7 @@ def test_a_checkpoint_of_one_way_resumes_in_another(ways, pair):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_any_way_resumes_in_any_other(ways):
+def test_a_checkpoint_of_every_way_resumes_in_a_second_other_way(ways):
     resume(ways, OTHER_PAIRS)
     for pair in OTHER_PAIRS:
         assert_resumed(ways, pair)
