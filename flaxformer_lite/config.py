@@ -48,6 +48,11 @@ from flaxformer_lite.fields import (
 )
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError, did_you_mean
+from flaxformer_lite.tokenizer_checks import (
+    expected_vocabulary,
+    follows_tokenizer,
+    vocabulary_size,
+)
 from flaxformer_lite.training_checks import check_training, parse_average
 
 __all__ = [  # the names that users import
@@ -67,6 +72,8 @@ __all__ = [  # the names that users import
     "default_config",
     "did_you_mean",
     "differences",
+    "expected_vocabulary",
+    "follows_tokenizer",
     "parse_average",
     "resolve",
     "source_language",
@@ -74,6 +81,7 @@ __all__ = [  # the names that users import
     "target_language",
     "to_config_dict",
     "to_dict",
+    "vocabulary_size",
     "with_classes",
     "with_vocabulary",
 ]

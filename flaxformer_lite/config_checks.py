@@ -17,6 +17,7 @@ from flaxformer_lite.fields import (
 )
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.tokenizer_checks import check_tokenizer
 
 
 def check_contradictions(config: Config, given: Set[str]) -> None:
@@ -29,6 +30,7 @@ def check_contradictions(config: Config, given: Set[str]) -> None:
     check_method(config.model, config.decode)
     _check_ignored(config, given)
     _check_batches(config)
+    check_tokenizer(config, given)
     _check_own_text(config, given)
     _check_normalization(config)
     _check_packing(config)
@@ -164,12 +166,6 @@ def _check_batches(config: Config) -> None:
             f"config.optim.accumulate_steps: {accumulate} does not divide data.rows_multiple "
             f"= {data.rows_multiple}, so a batch cannot be split into equal microbatches; change "
             "one of the two."
-        )
-    size = config.model.vocab_size or data.vocab_size
-    if size > data.vocab_size or (size < data.vocab_size and data.vocab_limit == "hard"):
-        raise InputError(
-            f"config.model.vocab_size: {config.model.vocab_size} contradicts data.vocab_size = "
-            f"{data.vocab_size}, the size of the tokenizer; leave model.vocab_size unset."
         )
 
 

@@ -7,6 +7,14 @@ from flaxformer_lite.fields import ModelConfig
 # of sacreBLEU
 BLEU_TOKENIZERS = ("13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores200", "spm")
 
+# Kinds of tokenizers: trained as SentencePiece models; with the symbols of all training texts,
+# counted; read from `data.tokenizer_file`.
+SUBWORDS = ("unigram", "bpe")
+COUNTED = ("char", "word", "spaces")
+FROM_FILE = ("sentencepiece", "huggingface")
+TOKENIZERS = (*SUBWORDS, *COUNTED, "byte", *FROM_FILE, "marian")
+BYTE_VOCABULARY = 260  # 256 bytes and 4 special tokens
+
 CHOICES = {
     "model.architecture": ("encoder_decoder", "encoder_classifier", "decoder_lm"),
     "model.position": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "alibi", "none"),
@@ -19,7 +27,7 @@ CHOICES = {
     "model.norm_placement": ("post", "pre"),
     "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
-    "data.tokenizer": ("unigram", "bpe", "marian"),
+    "data.tokenizer": TOKENIZERS,
     "data.vocab_limit": ("hard", "soft"),
     "data.faults": ("refuse", "drop"),
     "optim.optimizer": ("adam", "adamw", "lion", "adafactor", "muon", "sgd", "schedule_free"),

@@ -124,12 +124,16 @@ class DataConfig:
     validation_split: str = "validation"
     # split for the evaluation at the end of training
     test_split: str = "test"
-    # 'unigram' or 'bpe' (section 5.1), trained by SentencePiece; 'marian': an imported one
+    # 'unigram' or 'bpe' (section 5.1), trained by SentencePiece; 'char', 'word', 'spaces': symbols
+    # of the training texts (data/tokens/symbol_tokenizer.py); 'byte': UTF-8; 'sentencepiece',
+    # 'huggingface': a given file; 'marian': an imported one
     tokenizer: str = "unigram"
-    # tokenizer.model, or a workdir, to copy the tokenizer from; None: of init.run, or trained
+    # tokenizer.model, or a workdir, to copy the tokenizer from; 'sentencepiece', 'huggingface':
+    # the file; None: of init.run, or trained
     tokenizer_file: str | None = None
-    # pieces in the shared vocabulary, special tokens and bytes included; section 5.1
-    vocab_size: int = 37000
+    # pieces in the shared vocabulary, special tokens and bytes included; section 5.1; 'char',
+    # 'word', 'spaces': the most symbols; None: the size follows from the texts or the file
+    vocab_size: int | None = 37000
     # if the text has fewer pieces than vocab_size: 'hard': refuse it, 'soft': use all of them
     vocab_limit: str = "hard"
     # texts for training the tokenizer, evenly spaced over the split; all if there are fewer

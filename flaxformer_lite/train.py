@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from flaxformer_lite.config import (
     Config,
+    follows_tokenizer,
     source_normalization,
     with_classes,
     with_vocabulary,
@@ -152,7 +153,7 @@ def set_up(
     multihost.by_process_0(lambda: _create(workdir, config, same_result, inherited))
     multihost.check_workdir(workdir)
 
-    if config.data.vocab_limit == "soft" and not has_tokenizer:
+    if follows_tokenizer(config) and not has_tokenizer:
         train_it = functools.partial(
             pipeline.provide_tokenizer, config, dataset, paths.tokenizer, given=inherited.tokenizer
         )
@@ -197,11 +198,12 @@ def set_up(
 
 
 def _with_vocabulary(config: Config, paths: Workdir) -> Config:
-    """Returns `config` with the model's vocabulary: under a soft limit that of the tokenizer."""
+    """Returns `config` with the model's vocabulary: that of the tokenizer, unless it is fixed."""
     size = most = config.data.vocab_size
-    if config.data.vocab_limit == "soft":
+    if follows_tokenizer(config):
         size = multihost.together(lambda: tokenizer.load(paths.tokenizer)).vocab_size
-    if size < most:
+    assert size is not None, "a fixed size is in the config"
+    if config.data.vocab_limit == "soft" and most is not None and size < most:
         run_report.say(
             f"vocabulary: this text has {size:,} pieces, fewer than data.vocab_size = {most:,}; "
             "the model has these (data.vocab_limit='soft')"

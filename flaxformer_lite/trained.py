@@ -266,8 +266,8 @@ def _load(
             where=str(workdir),
         )
     tokenizer = tokenizer_lib.load(paths.tokenizer, config_lib.source_normalization(config))
-    is_soft = config.data.vocab_limit == "soft"
-    config = with_vocabulary(config, (tokenizer if is_soft else config.data).vocab_size)
+    size = config_lib.vocabulary_size(config, tokenizer.vocab_size)
+    config = with_vocabulary(config, size)
     # The backend of the training may not exist here; it does not change the model.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
     model = transformer.build_model(config.model)

@@ -6,8 +6,8 @@ from typing import Any
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.data.tokens.marian_tokenizer import MarianTokenizer, start_piece
 from flaxformer_lite.data.tokens.normalization import normalizing_code
-from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer, start_piece
 from flaxformer_lite.exchange import marian_config, marian_weights
 from flaxformer_lite.exchange.folder import (
     about_decoding,

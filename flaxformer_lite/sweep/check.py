@@ -17,6 +17,8 @@ from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import parameter_groups
 from flaxformer_lite.training import step as step_lib
 
+ANY_VOCABULARY = 260  # for a trace, if the texts have the size
+
 
 def check_all(points: Sequence[Point], settings: Settings, where: str) -> None:
     """Traces the step of every point; points that differ only in numbers are traced once.
@@ -82,8 +84,8 @@ def _check_objective(config: Config, objective: str) -> None:
 
 
 def _with_sizes(config: Config) -> Config:
-    """Sets the sizes that depend on the data: the requested vocabulary size, and two classes."""
-    config = with_vocabulary(config, config.data.vocab_size)
+    """Sets the sizes that depend on the data: the expected vocabulary size, and two classes."""
+    config = with_vocabulary(config, config_lib.expected_vocabulary(config) or ANY_VOCABULARY)
     if config.model.architecture == "encoder_classifier" and config.model.num_classes is None:
         config = config_lib.with_classes(config, ["", ""])
     return config

@@ -146,9 +146,10 @@ def check(config: Config, parent: Parent) -> dict[str, warm_start.Match]:
     """
     given_tokenizer.check(parent.tokenizer, config, source=str(config.init.run))
     size = config.data.vocab_size
-    if config.data.vocab_limit == "soft":
+    if config_lib.follows_tokenizer(config):
         size = config.model.vocab_size or size
         size = parent.tokenizer.vocab_size if config.init.vocabulary == "same" else size
+    assert size is not None, "a tokenizer that is extended has a size in the config"
     return warm_start.match(
         shapes_of(with_vocabulary(config, size)), parent.shapes, config, parent.config
     )
@@ -219,8 +220,8 @@ def _read(config: Config) -> Parent:
     parent = workdir_lib.read_config(folder)
     paths = Workdir(folder)
     tokenizer = tokenizer_lib.load(paths.tokenizer, config_lib.source_normalization(parent))
-    is_soft = parent.data.vocab_limit == "soft"
-    parent = with_vocabulary(parent, (tokenizer if is_soft else parent.data).vocab_size)
+    size = config_lib.vocabulary_size(parent, tokenizer.vocab_size)
+    parent = with_vocabulary(parent, size)
     shapes = parameters.shapes(transformer.build_model(parent.model))
     if (folder / EXPORT).is_file():
         params, facts, label_names = *_read_export(folder, shapes, config), None

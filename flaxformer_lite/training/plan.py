@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import Config, expected_vocabulary, with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
 from flaxformer_lite.model import backends, parameters, transformer
@@ -173,7 +173,13 @@ def decoding(config: Config, target: Target) -> Plan:
 
 def _resolved(config: Config, target: Target) -> Config:
     """Returns the config with its vocabulary size, and on a CPU with a backend that compiles."""
-    config = with_vocabulary(config, config.data.vocab_size)
+    size = expected_vocabulary(config)
+    if size is None:
+        raise InputError(
+            "config.model.vocab_size: required by a plan, which reads no texts, because "
+            "data.vocab_size is None; set it to the number of symbols, or to an estimate."
+        )
+    config = with_vocabulary(config, size)
     if target.compiler:
         return config
     model = dataclasses.replace(config.model, backend=backends.stand_in(config.model.backend))

@@ -83,6 +83,10 @@ def in_effect(name, value):
         fields[other] = wanted[0]
     if "mask_predict" in fields.values() or value == "masked":
         fields |= {"model.decoder": "masked", "decode.method": "mask_predict"}
+    if value == "byte":
+        fields["data.vocab_size"] = None
+    if value in ("sentencepiece", "huggingface"):
+        fields["data.tokenizer_file"] = "a.model"
     if value == "schedule_free":
         fields["optim.schedule"] = "constant"
     if name in ("data.faults", "data.longest_line"):
@@ -739,7 +743,7 @@ def test_the_optional_fields_are_these():
     hints = {f"{s}.{f}": typing.get_type_hints(SECTIONS[s])[f] for s, f in FIELDS}
     assert {
         name for name, hint in hints.items() if type(None) in typing.get_args(hint)
-    } == OPTIONAL.keys()
+    } == OPTIONAL.keys() | {"data.vocab_size"}  # whose default is a number
 
 
 @pytest.mark.parametrize(("name", "value"), OPTIONAL.items())

@@ -25,7 +25,7 @@ ORDER = (
     ("training", "decoding", "lines"),
     ("data",),
     ("model", "runs"),
-    ("config_files", "config", "config_checks", "training_checks"),
+    ("config_files", "config", "config_checks", "tokenizer_checks", "training_checks"),
     ("field_rules", "fields", "scoring", "system"),
 )
 
@@ -57,8 +57,9 @@ DOORS = {
     "orbax": {"training.checkpoint"},
     "sacrebleu": {"scoring"},
     "safetensors": {"exchange.marian_folder", "exchange.folder", "training.parent"},
-    "sentencepiece": {"data.tokens.tokenizer"},
+    "sentencepiece": {"data.tokens.sentencepiece_tokenizer"},
     "submitit": {"sweep.cluster"},
+    "tokenizers": {"data.tokens.huggingface_tokenizer"},
     "tensorflow_datasets": {
         "data.sources.builders",
         "data.sources.datasets",

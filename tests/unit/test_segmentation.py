@@ -9,7 +9,7 @@ import pytest
 
 from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.data.tokens.segmentation import Segmenter, mixed, uniform
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer, escape
+from flaxformer_lite.data.tokens.sentencepiece_tokenizer import Tokenizer, escape
 
 WORDS = "anna otto regal lager nebel Straße Bäume Haus Katze Hund Garten Fenster 1999 7".split()
 WORDS += ["\u2581", "a\x00b", "", "x", "\U0001f468\u200d"]

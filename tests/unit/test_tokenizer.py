@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.data.tokens import tokenizer
-from flaxformer_lite.data.tokens.tokenizer import Tokenizer, cut_at_end, escape, pad_rows, unescape
+from flaxformer_lite.data.tokens.sentencepiece_tokenizer import escape, unescape
+from flaxformer_lite.data.tokens.tokenizer import Tokenizer, cut_at_end, pad_rows
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 

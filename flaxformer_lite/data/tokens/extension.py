@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from flaxformer_lite.data.tokens import tokenizer
-from flaxformer_lite.data.tokens.tokenizer import SPACE_MARK, Tokenizer, escape
+from flaxformer_lite.data.tokens import sentencepiece_tokenizer as tokenizer
+from flaxformer_lite.data.tokens.sentencepiece_tokenizer import SPACE_MARK, Tokenizer, escape
 from flaxformer_lite.system.errors import InputError
 
 # Log probability. Rounding of float32 is 3e-5 in a text of 100 pieces, whose score is about -1000.
@@ -61,7 +61,7 @@ def extended(
         for i in range(old.vocab_size())
         if not (old.is_control(i) or old.is_byte(i))
     ]
-    lowest, is_bpe = min(scores), tokenizer.model_kind(content) == "bpe"
+    lowest, is_bpe = min(scores), tokenizer.kind_of(content) == "bpe"
     known = {old.id_to_piece(i) for i in range(old.vocab_size())}
     new = _characters(texts, known, 0.9995 if character_coverage is None else character_coverage)
     pieces = [(each, lowest - number - 1 if is_bpe else lowest) for number, each in enumerate(new)]

@@ -3,6 +3,7 @@
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
+from flaxformer_lite.field_rules import COUNTED, SUBWORDS
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 
@@ -40,21 +41,27 @@ def check(tokenizer: AnyTokenizer, config: Config, *, source: str) -> None:
       source: where it is from.
     """
     kind, data = tokenizer_lib.model_kind(tokenizer.content), config.data
-    if kind != data.tokenizer:
+    # A SentencePiece model with our special ids is used like one that was trained here.
+    is_ours = data.tokenizer == "sentencepiece" and kind in SUBWORDS
+    if kind != data.tokenizer and not is_ours:
         raise InputError(
             f"config.data.tokenizer: the tokenizer of {source} is {kind!r}, got "
             f"{data.tokenizer!r}; set data.tokenizer={kind}."
         )
     size, most = tokenizer.vocab_size, data.vocab_size
+    if most is None:
+        return
+    is_limit = data.vocab_limit == "soft" or data.tokenizer in COUNTED
     if config.init.vocabulary == "extend":
         if size >= most:
             raise InputError(
                 f"config.data.vocab_size: the tokenizer of {source} has {size:,} pieces already, "
                 f"got {most:,}; raise it, or set init.vocabulary='same'."
             )
-    elif size > most or (size < most and data.vocab_limit == "hard"):
+    elif size > most or (size < most and not is_limit):
+        extends = config.init.run and size < most and data.tokenizer in SUBWORDS
         raise InputError(
             f"config.data.vocab_size: the tokenizer of {source} has {size:,} pieces, got "
             f"{most:,}; set data.vocab_size={size}"
-            + (", or init.vocabulary='extend'." if config.init.run and size < most else ".")
+            + (", or init.vocabulary='extend'." if extends else ".")
         )

@@ -7,7 +7,7 @@ number of processes. A sample has more ids than the tokenizer's segmentation, so
 with extra length. A row that is still too short gets the tokenizer's ids.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from flaxformer_lite.data.tokens import extension, tokenizer
 from flaxformer_lite.data.tokens.normalization import normalized
 from flaxformer_lite.data.tokens.ragged import Ragged, mixed
 from flaxformer_lite.data.tokens.segmentation import Segmenter
+from flaxformer_lite.data.tokens.symbol_tokenizer import counted
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer, Tokenizer
+from flaxformer_lite.field_rules import COUNTED
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
@@ -47,6 +49,18 @@ def vocabulary_texts(reader: Reader, count: int, kind: str = "none") -> list[str
             some = getattr(reader(examples[first : first + READ_AT_ONCE]), side)
             texts += [normalized(text, kind) if side == "source" else text for text in some]
     return texts
+
+
+def all_texts(reader: Reader, kind: str = "none") -> Iterator[str]:
+    """Yields all sources and targets, READ_AT_ONCE examples at a time.
+
+    Args:
+      kind: the normalisation of the sources.
+    """
+    for first in range(0, len(reader), READ_AT_ONCE):
+        examples = reader(range(first, min(first + READ_AT_ONCE, len(reader))))
+        yield from (normalized(text, kind) for text in examples.source or ())
+        yield from examples.target or ()
 
 
 def provide_tokenizer(
@@ -102,7 +116,11 @@ def _content(config: Config, reader: Reader, path: Path, given: AnyTokenizer | N
     extends = config.init.vocabulary == "extend"
     if given is not None and not extends:
         return given.content
-    texts = vocabulary_texts(reader, data.vocabulary_sample, source_normalization(config))
+    normalization = source_normalization(config)
+    if data.tokenizer in (*COUNTED, "byte"):
+        every = all_texts(reader, normalization)
+        return counted(every, kind=data.tokenizer, vocab_size=data.vocab_size)
+    texts = vocabulary_texts(reader, data.vocabulary_sample, normalization)
     options: dict[str, Any] = {
         "vocab_size": data.vocab_size,
         "vocab_limit": data.vocab_limit,
