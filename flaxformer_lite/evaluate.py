@@ -82,6 +82,7 @@ def evaluate_run(
         counts = {name: len(texts) for name, texts in references.items()}
         scoring.check_counts({f"the {split} split": len(examples.texts or ()), **counts})
     run_report.say_left_out(split, examples)
+    run_report.say_unknown({split: examples}, run.tokenizer)
     evaluator = Evaluator(
         run.model, config, parallel.MeshMode(run.mesh), run.tokenizer, label_names=run.label_names
     )

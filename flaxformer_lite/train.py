@@ -344,6 +344,7 @@ def finish(trainer: Trainer, evaluator: Evaluator) -> None:
     )
     test = multihost.together(lambda: run.interrupt.wait_for(Background.once(read_test)))
     run_report.say_left_out("test", test)
+    run_report.say_unknown({"test": test}, trainer.data.tokenizer)
     result = evaluator.evaluate(run.mode.put_state(params), params, test)
     if jax.process_index() == 0:
         paths, writer = run.paths, trainer.writer

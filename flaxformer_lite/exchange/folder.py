@@ -62,7 +62,7 @@ def write_arrays(
 
 
 def write_models(tokenizer: AnyTokenizer, folder: Path) -> None:
-    """Writes the SentencePiece models of `tokenizer`."""
+    """Writes the files of `tokenizer` that other programs read."""
     for name, content in tokenizer.models.items():
         (folder / name).write_bytes(content)
 

@@ -6,7 +6,7 @@ from typing import Any
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokens.normalization import normalizing_code
-from flaxformer_lite.exchange import ctranslate2_spec
+from flaxformer_lite.exchange import ctranslate2_spec, tokenizer_code
 from flaxformer_lite.exchange.folder import (
     about_decoding,
     on_host,
@@ -68,31 +68,30 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
 
 def _usage(run: Trained, source: list[str], target: list[str], *, translates: bool) -> str:
     """Returns Python code that decodes one text, as Markdown."""
-    models = list(run.tokenizer.models)
-    opened = ", ".join(
-        f'sentencepiece.SentencePieceProcessor("{name}")' for name in (models[0], models[-1])
-    )
+    tokenise = tokenizer_code.of(run.tokenizer)
     code = next(
         (piece for piece in source if piece.startswith(">>") and piece.endswith("<<")), None
     )
     start = [repr(code)] if code else [] if translates else [f'"{target[BOS]}"']
-    pieces = ", ".join([*start, "*source.encode(text, out_type=str)"])
+    pieces = ", ".join([*start, f"*{tokenise.pieces}"])
     engine, result = 'Translator(".").translate_batch', "hypotheses"
     if not translates:
         engine, result = 'Generator(".").generate_batch', "sequences"
-    # With two models over a shared vocabulary, one model does not join the other's pieces.
-    joined = '.replace("\\u2581", " ").strip()' if len(models) > 1 else ""
+    found = f"found[0].{result}[0]"
+    if not translates and not tokenise.keeps_start:
+        found += "[1:]"  # without the start symbol
     lines = [
-        "import ctranslate2, json, pathlib, sentencepiece",
-        f"source, target = {opened}",
+        "import " + ", ".join(filter(None, ("ctranslate2, json, pathlib", tokenise.imports))),
+        *tokenise.setup,
         'text = "A text."',
         *normalizing_code(config_lib.source_normalization(run.config)).splitlines(),
         f"found = ctranslate2.{engine}([[{pieces}]], "
         '**json.loads(pathlib.Path("decode.json").read_text()))',
-        f"print(target.decode(found[0].{result}[0]){joined})",
+        f"print({tokenise.text.replace('{}', found)})",
     ]
+    packages = filter(None, ("ctranslate2", tokenise.packages))
     usage = (
-        "In this folder, with `pip install ctranslate2 sentencepiece`:\n\n```python\n"
+        f"In this folder, with `pip install {' '.join(packages)}`:\n\n```python\n"
         + "\n".join(lines)
         + "\n```"
     )

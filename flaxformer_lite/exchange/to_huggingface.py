@@ -8,7 +8,7 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokens.marian_tokenizer import MarianTokenizer, start_piece
 from flaxformer_lite.data.tokens.normalization import normalizing_code
-from flaxformer_lite.exchange import marian_config, marian_weights
+from flaxformer_lite.exchange import marian_config, marian_weights, tokenizer_code
 from flaxformer_lite.exchange.folder import (
     about_decoding,
     on_host,
@@ -18,6 +18,7 @@ from flaxformer_lite.exchange.folder import (
     write_json,
 )
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.trained import Trained
 
 # our name -> Marian's name
@@ -34,6 +35,11 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
       InputError: about a field, if a `MarianMTModel` cannot hold the model.
     """
     model = run.config.model
+    if run.tokenizer.kind in tokenizer_code.SYMBOLS:
+        raise InputError(
+            "config.data.tokenizer: the tokenizer of a MarianMTModel is a SentencePiece model, and "
+            f"this run has {run.tokenizer.kind!r}; use export ctranslate2 or export safetensors."
+        )
     marian_config.check_exportable(model)
     params = with_separate_layers(on_host(run.params), model)
     vocabularies, special, ids = _vocabularies(run, params)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flaxformer_lite.config import Config, follows_tokenizer, with_vocabulary
+from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.plotting import fonts
 from flaxformer_lite.plotting.plots import save
 from flaxformer_lite.runs import workdir as workdir_lib
@@ -17,7 +19,7 @@ from flaxformer_lite.sweep.results import Row, SweepFolder
 from flaxformer_lite.sweep.space import Settings
 from flaxformer_lite.sweep.study import COMPLETE, FAILED
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import write_whole
+from flaxformer_lite.system.storage import place, write_whole
 
 TIMES = ("tokens_per_second", "minutes")  # timings: they differ between any two runs
 
@@ -66,13 +68,21 @@ def best_row(rows: Sequence[Row], settings: Settings) -> Row | None:
     return min(complete, key=lambda row: sign * row.mean(settings.objective), default=None)
 
 
+def _with_vocabulary(workdir: Path) -> Config:
+    """Returns the config of a run, with the size of its tokenizer if the config only bounds it."""
+    config, file = workdir_lib.read_config(workdir), workdir_lib.Workdir(place(workdir)).tokenizer
+    if follows_tokenizer(config) and file.is_file():
+        return with_vocabulary(config, tokenizer.load(file).vocab_size)
+    return config
+
+
 def columns(folder: SweepFolder, rows: Sequence[Row], settings: Settings) -> dict[str, list[Any]]:
     """Returns the columns of the table by name; a missing value is None."""
     count = functools.cache(check.parameter_count)
 
     def parameters(row: Row) -> int | None:
         workdir = folder.point(row.number).workdir(settings.seeds[0])
-        return count(workdir_lib.read_config(workdir)) if workdir_lib.has_run(workdir) else None
+        return count(_with_vocabulary(workdir)) if workdir_lib.has_run(workdir) else None
 
     def mean_over_runs(value: Callable[[Any], float | None]) -> Callable[[Row], float | None]:
         def mean(row: Row) -> float | None:

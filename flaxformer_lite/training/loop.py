@@ -127,6 +127,8 @@ class Trainer:
                 self.evaluate()
             params = run.abstract_state.params
             run_report.say(run_report.resolved(config, self.data, run.mode.mesh, params))
+            splits = {"train": self.data.train, "validation": self.data.validation}
+            run_report.say_unknown(splits, self.data.tokenizer)
             if table := run_report.groups(config, params):
                 run_report.say(table)
             for batch in self._on_devices(batches):

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from flaxformer_lite.config import Config, expected_vocabulary, with_vocabulary
+from flaxformer_lite.config import Config, expected_vocabulary, follows_tokenizer, with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
 from flaxformer_lite.model import backends, parameters, transformer
@@ -85,11 +85,23 @@ def target(
     found = Target(
         name, accelerator, mesh, compiler, no_compiler, utilization or UTILIZATION, slices
     )
+    found = dataclasses.replace(found, assumed=_assumed_vocabulary(config))
     if utilization is not None and found.estimates_cycles:
         raise InputError(
             f"--utilization: the compiler of {name} estimates times itself; leave it out."
         )
     return found
+
+
+def _assumed_vocabulary(config: Config) -> str:
+    """Returns a note if the texts may have a smaller vocabulary than the plan; '' if not."""
+    size = config.data.vocab_size
+    if size is None or config.model.vocab_size is not None or not follows_tokenizer(config):
+        return ""
+    return (
+        f"a vocabulary of {size:,}, the limit data.vocab_size; if the texts have a smaller one, "
+        "set model.vocab_size to its size"
+    )
 
 
 def _check_flags(

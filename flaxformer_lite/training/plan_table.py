@@ -17,7 +17,7 @@ def table(plans: list[Plan], target: Target, *, decode: bool = False) -> str:
       decode: whether the plans are of decoding, and not of a training step.
     """
     mesh = f"{target.mesh.size} x {target.name}, mesh {target.mesh_shape} (data, fsdp, tensor)"
-    lines = [f"{_origin(target)}, for {mesh}"]
+    lines = [f"{_origin(target)}, for {mesh}", *([target.assumed] if target.assumed else [])]
     for plan in plans:
         lines += _lines(plan, target, decode=decode)
     return "\n".join(lines)
@@ -37,7 +37,8 @@ def scaling_table(plans: list[tuple[Plan, Target]]) -> str:
         "| MB sent, of it beyond links | Efficiency, one after another | hidden |",
         "|---|---|---|---|---|---|---|",
     ]
-    return "\n".join([*lines, *(_scaling_row(*each) for each in plans)])
+    lines += [_scaling_row(*each) for each in plans]
+    return "\n".join([*lines, *([target.assumed] if target.assumed else [])])
 
 
 def _origin(target: Target) -> str:

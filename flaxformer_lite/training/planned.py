@@ -24,6 +24,7 @@ class Target:
     # assumed share of the peak of matrix products, if no compiler estimates their time
     utilization: float = UTILIZATION
     slices: int = 1
+    assumed: str = ""  # a size that the config only bounds
 
     @property
     def estimates_cycles(self) -> bool:

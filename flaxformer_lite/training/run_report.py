@@ -12,6 +12,10 @@ from flaxformer_lite.config import Config
 from flaxformer_lite.data.batches.loader import Batches
 from flaxformer_lite.data.pipeline import Data, Split
 from flaxformer_lite.data.sources.examples import Examples
+from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
+from flaxformer_lite.data.tokens.ragged import Ragged
+from flaxformer_lite.field_rules import SUBWORDS
+from flaxformer_lite.fields import UNK
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
@@ -20,6 +24,9 @@ from flaxformer_lite.training import flops, parameter_groups
 
 MOST_CLASSES = 40  # of a confusion matrix; of more, the most frequent confusions are listed
 CONFUSIONS = 10
+HAVE_NO_UNKNOWN = (*SUBWORDS, "byte")  # kinds of tokenizers that have ids for every text
+UNITS = {"char": "characters", "word": "words", "spaces": "symbols"}  # one token each
+READ_AT_ONCE = 1 << 24  # ids
 RESAMPLED = "95 % of resamples"
 # The command for a trained model of each architecture.
 NEXT_COMMANDS = {
@@ -103,6 +110,30 @@ def say_left_out(name: str, split: Split) -> None:
     """Prints how many examples of a split its loss and accuracy leave out."""
     if message := left_out(split):
         say(f"{name} split: of loss and accuracy{message}")
+
+
+def say_unknown(splits: Mapping[str, Split], tokenizer: AnyTokenizer) -> None:
+    """Prints how many tokens of each split are unknown to the tokenizer, if any are."""
+    if tokenizer.kind in HAVE_NO_UNKNOWN or jax.process_index() != 0:
+        return
+    parts = []
+    for name, split in splits.items():
+        sides = split.tokens.sides().values()
+        total = sum(len(ids.values) for ids in sides)
+        unknown = sum(_count_unknown(ids) for ids in sides)
+        if unknown:
+            parts.append(f"{unknown:,} of {total:,} in {name} ({unknown / total:.2%})")
+    if parts:
+        say(f"unknown {UNITS.get(tokenizer.kind, 'pieces')}: {', '.join(parts)}")
+
+
+def _count_unknown(ids: Ragged) -> int:
+    """Returns the number of unknown tokens; reads memory-mapped ids part by part."""
+    values = ids.values
+    return sum(
+        int(np.count_nonzero(values[first : first + READ_AT_ONCE] == UNK))
+        for first in range(0, len(values), READ_AT_ONCE)
+    )
 
 
 def subword_sampling(batches: Batches) -> str:

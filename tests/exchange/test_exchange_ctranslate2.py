@@ -37,7 +37,7 @@ class Letters:
     """A tokenizer that needs no training: a piece for each id."""
 
     models = {"tokenizer.model": b"pieces"}
-    fingerprint = "letters"
+    fingerprint, kind = "letters", "unigram"
 
     @staticmethod
     def vocabulary_of(side):

@@ -1055,7 +1055,7 @@ class Letters:
     """A tokenizer that needs no training: 31 pieces."""
 
     models = {"tokenizer.model": b"pieces"}
-    fingerprint = "letters"
+    fingerprint, kind = "letters", "unigram"
 
     @staticmethod
     def vocabulary_of(side):
