@@ -29,6 +29,8 @@ def of_file(config: Config) -> AnyTokenizer | None:
     try:
         tokenizer = tokenizer_lib.load(file)
     except InputError as error:
+        if error.where:
+            raise
         raise InputError(str(error), where="config.data.tokenizer_file") from error
     check(tokenizer, config, source=str(file))
     return tokenizer

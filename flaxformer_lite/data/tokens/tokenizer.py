@@ -60,6 +60,8 @@ def load(path: Path, normalization: str = "none") -> AnyTokenizer:
         if kind == "sentencepiece":
             return GivenModel(content, normalization)
     except InputError as error:
+        if error.where:  # a missing library
+            raise
         if content[:1] == b"{":
             raise InputError(f"{path}: {error}") from error
         kind = ""  # no SentencePiece model either: the constructor names the file
