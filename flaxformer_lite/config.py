@@ -188,13 +188,22 @@ def _given_unchanged(user_config: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{section}.{name}" for name in getattr(values, "given", ()))
 
 
-def with_vocabulary(config: Config, vocab_size: int) -> Config:
-    """Returns `config` with `model.vocab_size` set to the size of the tokenizer.
+def with_vocabulary(
+    config: Config, vocab_size: int, target_vocab_size: int | None = None
+) -> Config:
+    """Returns `config` with the sizes of the vocabularies set to those of the tokenizer.
+
+    Args:
+      target_vocab_size: of the target, if it has a vocabulary of its own; None: both sides share
+        one.
 
     Raises:
-      InputError: `model.vocab_size` is set to another size.
+      InputError: `model.vocab_size` or `model.target_vocab_size` is set to another size.
     """
-    return _with_model_size(config, "vocab_size", vocab_size, whose="the tokenizer's size")
+    config = _with_model_size(config, "vocab_size", vocab_size, whose="the tokenizer's size")
+    shares = target_vocab_size is None
+    whose = "as both sides share a tokenizer" if shares else "the size of the target's tokenizer"
+    return _with_model_size(config, "target_vocab_size", target_vocab_size, whose=whose)
 
 
 def with_classes(config: Config, label_names: list[str] | None) -> Config:

@@ -66,6 +66,7 @@ LOWEST = {
     **dict.fromkeys(AT_LEAST_ZERO, 0),
     "model.num_classes": 2,
     "model.vocab_size": 8,
+    "model.target_vocab_size": 5,  # 4 special tokens and a symbol
     "data.vocab_size": 8,
     "data.character_coverage": 0.98,  # SentencePiece's bound
     "decode.alpha": 0.0,
@@ -101,6 +102,7 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
     ),
     "model.rope_base": ("model.position", ("rotary",)),
     "model.pooling": ("model.architecture", ("encoder_classifier",)),
+    "model.target_vocab_size": ("model.architecture", ("encoder_decoder",)),
     "optim.decay_steps": ("optim.schedule", ("wsd",)),
     "optim.final_rate": ("optim.schedule", ("cosine", "wsd")),
     **dict.fromkeys(

@@ -20,6 +20,9 @@ class ModelConfig:
     decoder: str = "causal"
     # number of token ids; None: the tokenizer's; section 5.1
     vocab_size: int | None = None
+    # number of token ids of the target, if it has a vocabulary of its own and `vocab_size` is that
+    # of the source; None: one vocabulary for both, as in section 5.1
+    target_vocab_size: int | None = None
     # width of the embeddings and of each layer's input and output; section 3.1
     d_model: int = 512
     # attention heads; section 3.2.2
@@ -62,7 +65,8 @@ class ModelConfig:
     use_bias: bool = True
     # a learned bias for each token id is added to its logit; section 3.4 has none
     output_bias: bool = False
-    # source, target and output share one embedding matrix; section 3.4; False: one matrix each
+    # source, target and output share one embedding matrix; section 3.4; with `target_vocab_size`
+    # only target and output can; False: one matrix each
     tie_embeddings: bool = True
     # 'encoder_classifier': the 'mean' of a text's vectors or the 'first' (Devlin 2019, section 3)
     pooling: str = "mean"
@@ -86,6 +90,16 @@ class ModelConfig:
     remat: str = "none"
     # type of activations; parameters, softmax and loss stay float32 (Kalamkar 2019)
     dtype: str = "float32"
+
+    @property
+    def output_vocab_size(self) -> int | None:
+        """Number of token ids that the output predicts; None: not known yet."""
+        return self.vocab_size if self.target_vocab_size is None else self.target_vocab_size
+
+    @property
+    def ties_source(self) -> bool:
+        """Whether the source has the embedding matrix of the target."""
+        return self.tie_embeddings and self.target_vocab_size is None
 
 
 @dataclasses.dataclass(frozen=True)

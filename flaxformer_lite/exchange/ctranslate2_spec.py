@@ -111,7 +111,7 @@ def _encoder(model: ModelConfig, params: Params) -> Any:
     from ctranslate2.specs import transformer_spec
 
     spec = transformer_spec.TransformerEncoderSpec(model.num_encoder_layers, **_options(model))
-    table = params["target_embedding"] if model.tie_embeddings else params["source_embedding"]
+    table = params["target_embedding"] if model.ties_source else params["source_embedding"]
     spec.embeddings[0].weight = table["embedding"]
     _stack(spec, model, params["encoder"], params.get("source_inputs", {}))
     return spec

@@ -231,7 +231,7 @@ def to_theirs(
         theirs[f"{module.theirs}.weight"] = np.ascontiguousarray(matrix)
         theirs[f"{module.theirs}.bias"] = bias
     for table in TABLES:
-        path = ("target_embedding", "embedding") if model.tie_embeddings else table.ours
+        path = table.ours if table in _our_tables(model) else ("target_embedding", "embedding")
         theirs[table.theirs] = np.zeros((rows[table.side], model.d_model), np.float32)
         our_ids, their_ids = _exported_ids(ids[table.side])
         theirs[table.theirs][their_ids] = _leaf(params, path)[our_ids][:, order]
@@ -268,8 +268,10 @@ def start_is_copy(params: Mapping[str, Any], model: ModelConfig, ids: Ids) -> bo
 
 
 def _our_tables(model: ModelConfig) -> Sequence[Table]:
-    """Returns the matrices that our model has: with tied embeddings only the target's."""
-    return TABLES[1:2] if model.tie_embeddings else TABLES
+    """Returns the matrices that our model has: tied ones are the target's."""
+    if not model.tie_embeddings:
+        return TABLES
+    return TABLES[1:2] if model.ties_source else TABLES[:2]
 
 
 def _copies_of_bos(ids: Sequence[int]) -> list[int]:

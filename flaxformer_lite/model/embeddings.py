@@ -14,15 +14,18 @@ from flaxformer_lite.model.masks import TokenPositions
 from flaxformer_lite.model.positions import PositionVectors
 
 
-def token_embedding(config: ModelConfig) -> nn.Embed:
+def token_embedding(config: ModelConfig, *, side: str = "target") -> nn.Embed:
     """Returns the module of the (V, D) table, of unit variance after the scaling of section 3.4.
 
     Its vectors are float32 for every `dtype`, and so are the sums of a frequent token's gradients.
     In bfloat16 a sum of more than a few hundred equal terms stops growing.
+
+    `side`: 'source' or 'target', whose vocabularies may have different sizes.
     """
-    assert config.vocab_size is not None, "build_model requires it"
+    vocab_size = config.vocab_size if side == "source" else config.output_vocab_size
+    assert vocab_size is not None, "build_model requires it"
     init = nn.initializers.normal(config.d_model**-0.5)
-    return nn.Embed(config.vocab_size, config.d_model, embedding_init=init)
+    return nn.Embed(vocab_size, config.d_model, embedding_init=init)
 
 
 class Inputs(nn.Module):
@@ -64,9 +67,9 @@ class Output(nn.Module):
             weights = {"matrix": self.embedding.embedding}
         else:
             init = nn.initializers.xavier_uniform()
-            weights = {"matrix": self.param("kernel", init, (c.vocab_size, c.d_model))}
+            weights = {"matrix": self.param("kernel", init, (c.output_vocab_size, c.d_model))}
         if c.output_bias:
-            weights["bias"] = self.param("bias", nn.initializers.zeros, (c.vocab_size,))
+            weights["bias"] = self.param("bias", nn.initializers.zeros, (c.output_vocab_size,))
         return weights
 
 

@@ -24,12 +24,18 @@ def build_model(config: ModelConfig) -> "EncoderDecoder | EncoderClassifier | De
     """Returns the model that `config` describes.
 
     Raises:
-      InputError: `vocab_size`, or a classifier's `num_classes`, is not set, or 2 fields contradict
-        each other.
+      InputError: `vocab_size`, or a classifier's `num_classes`, is not set, a model without a
+        source and a target has `target_vocab_size`, or 2 other fields contradict each other.
     """
     if config.vocab_size is None:
         raise InputError(
             "ModelConfig.vocab_size: expected the number of token ids, got None; set it."
+        )
+    if config.target_vocab_size is not None and config.architecture != "encoder_decoder":
+        raise InputError(
+            "ModelConfig.target_vocab_size: expected None with architecture="
+            f"{config.architecture!r}, which has one vocabulary, got {config.target_vocab_size}; "
+            "leave it unset."
         )
     check_model(config)
     if config.architecture == "encoder_classifier":
@@ -49,7 +55,9 @@ class EncoderDecoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.target_embedding = token_embedding(c)
-        self.source_embedding = self.target_embedding if c.tie_embeddings else token_embedding(c)
+        self.source_embedding = (
+            self.target_embedding if c.ties_source else token_embedding(c, side="source")
+        )
         self.source_inputs = Inputs(c, self.source_embedding)
         self.target_inputs = Inputs(c, self.target_embedding)
         self.encoder = Encoder(c)

@@ -33,7 +33,7 @@ def eval_step(
         }
 
     rows, length = batch["target"].shape
-    vocab_size = model.config.vocab_size or 0
+    vocab_size = model.config.output_vocab_size or 0
     logits_of_row = len(model.configs) * length * vocab_size
     parts = losses.parts_of(rows, logits_of_row, row_shards=row_shards)
     sums = jax.lax.map(of_part, loss_in_parts.split_rows(batch, parts))

@@ -33,8 +33,8 @@ def forward(config: ModelConfig, source_length: Length, target_length: Length) -
     if c.architecture == "encoder_classifier":
         assert c.num_classes is not None, "set by with_classes"
         return 2 * (c.num_encoder_layers * encoder + c.d_model * c.num_classes)
-    assert c.vocab_size is not None, "set by with_vocabulary"
-    logits = target_length * c.d_model * c.vocab_size
+    assert c.output_vocab_size is not None, "set by with_vocabulary"
+    logits = target_length * c.d_model * c.output_vocab_size
     if c.architecture == "decoder_lm":
         return 2 * (c.num_decoder_layers * decoder + logits)
     decoder += attention(target_length, source_length)

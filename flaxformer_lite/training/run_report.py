@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from flaxformer_lite.config import Config
+from flaxformer_lite.config import Config, ModelConfig
 from flaxformer_lite.data.batches.loader import Batches
 from flaxformer_lite.data.pipeline import Data, Split
 from flaxformer_lite.data.sources.examples import Examples
@@ -58,12 +58,19 @@ def resolved(config: Config, data: Data, mesh: jax.sharding.Mesh, params: Params
         f"{config.data.dataset}: {len(data.train.tokens):,} examples to train on"
         f"{left_out(data.train)}, "
         f"{len(data.validation.tokens):,} to validate{left_out(data.validation)}; "
-        f"vocabulary {config.model.vocab_size:,}; "
+        f"{vocabulary(config.model)}; "
         f"{sum(x.size for x in jax.tree.leaves(params)):,} parameters; "
         f"{config.parallel.mode} over {over(mesh)}; "
         f"batches {shapes}, padding {padding}; {tokens}; {plan.steps_per_epoch} steps an epoch; "
         f"{work / 1e9:,.3g} GFLOPs a step of {rows}x{length}"
     )
+
+
+def vocabulary(model: ModelConfig) -> str:
+    """Returns 'vocabulary 37,000', or 'vocabularies 97 and 47' of source and target."""
+    if model.target_vocab_size is None:
+        return f"vocabulary {model.vocab_size:,}"
+    return f"vocabularies {model.vocab_size:,} and {model.target_vocab_size:,}"
 
 
 def groups(config: Config, params: Params) -> str:

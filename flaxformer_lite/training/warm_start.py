@@ -114,8 +114,10 @@ def _check_sizes(
             raise _mismatch(name, each, what, config, other)
         if is_of_vocabulary(name):
             if config.init.vocabulary != "extend":
+                of_source = config.model.target_vocab_size is None or name.startswith("source_")
+                field = "data.vocab_size" if of_source else "data.target_vocab_size"
                 raise InputError(
-                    f"config.data.vocab_size: {what}; use data.vocab_size={since[each.axis]}, or "
+                    f"config.{field}: {what}; use {field}={since[each.axis]}, or "
                     "init.vocabulary='extend'."
                 )
         elif to[each.axis] > since[each.axis] and config.init.missing == "refuse":
@@ -151,7 +153,7 @@ def _named(names: Sequence[str]) -> str:
 
 def _fields_that_differ(config: Config, other: Config) -> list[str]:
     """Returns the fields of the model, apart from those that no parameter depends on."""
-    free = ("vocab_size", *NOT_IN_WEIGHTS)
+    free = ("vocab_size", "target_vocab_size", *NOT_IN_WEIGHTS)
     return [
         f"model.{field.name}"
         for field in dataclasses.fields(config.model)

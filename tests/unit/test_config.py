@@ -245,7 +245,7 @@ def test_only_the_choices_of_a_field_are_accepted(name):
 @pytest.mark.parametrize(("name", "value"), [
     ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0),
     ("model.pooling", "first"), ("data.pretokenized", True), ("data.num_buckets", 3),
-    ("data.bleu_tokenizer", "char"),
+    ("data.bleu_tokenizer", "char"), ("model.target_vocab_size", 7),
     ("train.r_drop", 5.0), ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5),
     ("decode.seed", 3), ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3),
     ("decode.length_candidates", 3), ("decode.penalty", "power"), ("optim.decay_steps", 3),
@@ -294,7 +294,7 @@ def test_a_field_that_was_given_is_refused_also_if_its_value_is_the_default(name
 
 
 def test_the_test_above_has_every_field_of_read_if():
-    assert len(config_lib.READ_IF) == 25
+    assert len(config_lib.READ_IF) == 26
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))

@@ -26,6 +26,7 @@ CONFIG = ModelConfig(
 CHANGES = {
     "tied": {},
     "untied": {"tie_embeddings": False},
+    "two vocabularies": {"target_vocab_size": 31},
     "derived head size": {"d_model": 6, "d_head": None},
     "more decoder layers": {"num_decoder_layers": 3, "norm_placement": "pre"},
     "grouped heads": {"num_kv_heads": 2},
@@ -117,7 +118,7 @@ def by_hand(c, source_length, target_length):
         attention(target_length, target_length) + feed_forward(target_length)
     )
     cross = c.num_decoder_layers * attention(target_length, source_length)
-    logits = target_length * c.d_model * c.vocab_size
+    logits = target_length * c.d_model * (c.target_vocab_size or c.vocab_size)
     total = {
         "encoder_decoder": encoder + decoder + cross + logits + lengths,
         "encoder_classifier": encoder + c.d_model * (c.num_classes or 0),
