@@ -17,7 +17,7 @@ from flaxformer_lite.fields import (
 )
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.tokenizer_checks import check_tokenizer
+from flaxformer_lite.vocabularies import check_vocabularies
 
 
 def check_contradictions(config: Config, given: Set[str]) -> None:
@@ -30,7 +30,7 @@ def check_contradictions(config: Config, given: Set[str]) -> None:
     check_method(config.model, config.decode)
     _check_ignored(config, given)
     _check_batches(config)
-    check_tokenizer(config, given)
+    check_vocabularies(config, given)
     _check_own_text(config, given)
     _check_normalization(config)
     _check_packing(config)

@@ -12,7 +12,8 @@ BLEU_TOKENIZERS = ("13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores2
 SUBWORDS = ("unigram", "bpe")
 COUNTED = ("char", "word", "spaces")
 FROM_FILE = ("sentencepiece", "huggingface")
-TOKENIZERS = (*SUBWORDS, *COUNTED, "byte", *FROM_FILE, "marian")
+TARGET_TOKENIZERS = (*SUBWORDS, *COUNTED, "byte", *FROM_FILE)
+TOKENIZERS = (*TARGET_TOKENIZERS, "marian")
 BYTE_VOCABULARY = 260  # 256 bytes and 4 special tokens
 
 CHOICES = {
@@ -28,6 +29,7 @@ CHOICES = {
     "model.remat": ("none", "dots", "full"),
     "model.dtype": ("float32", "bfloat16"),
     "data.tokenizer": TOKENIZERS,
+    "data.target_tokenizer": TARGET_TOKENIZERS,
     "data.vocab_limit": ("hard", "soft"),
     "data.faults": ("refuse", "drop"),
     "optim.optimizer": ("adam", "adamw", "lion", "adafactor", "muon", "sgd", "schedule_free"),
@@ -66,7 +68,8 @@ LOWEST = {
     **dict.fromkeys(AT_LEAST_ZERO, 0),
     "model.num_classes": 2,
     "model.vocab_size": 8,
-    "model.target_vocab_size": 5,  # 4 special tokens and a symbol
+    # 4 special tokens and a symbol
+    **dict.fromkeys(("model.target_vocab_size", "data.target_vocab_size"), 5),
     "data.vocab_size": 8,
     "data.character_coverage": 0.98,  # SentencePiece's bound
     "decode.alpha": 0.0,
@@ -102,7 +105,11 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
     ),
     "model.rope_base": ("model.position", ("rotary",)),
     "model.pooling": ("model.architecture", ("encoder_classifier",)),
-    "model.target_vocab_size": ("model.architecture", ("encoder_decoder",)),
+    "data.target_tokenizer": ("model.architecture", ("encoder_decoder",)),
+    **dict.fromkeys(
+        ("model.target_vocab_size", "data.target_vocab_size", "data.target_tokenizer_file"),
+        ("data.target_tokenizer", TARGET_TOKENIZERS),
+    ),
     "optim.decay_steps": ("optim.schedule", ("wsd",)),
     "optim.final_rate": ("optim.schedule", ("cosine", "wsd")),
     **dict.fromkeys(
@@ -143,6 +150,7 @@ DROPOUTS = tuple(
 NOT_IN_WEIGHTS = (*DROPOUTS, "dtype", "remat", "backend")
 FIXED_BY_WEIGHTS = (
     "data.tokenizer",
+    "data.target_tokenizer",
     "data.vocab_size",
     "data.vocab_limit",
     *(
@@ -159,6 +167,7 @@ MAY_DIFFER_ON_RESUME = (
     "data.validation_files",
     "data.test_files",
     "data.tokenizer_file",  # as is a tokenizer
+    "data.target_tokenizer_file",
     "init.run",  # and a parent
     "model.backend",
     "model.remat",

@@ -148,6 +148,13 @@ class DataConfig:
     # pieces in the shared vocabulary, special tokens and bytes included; section 5.1; 'char',
     # 'word', 'spaces': the most symbols; None: the size follows from the texts or the file
     vocab_size: int | None = 37000
+    # tokenizer of the targets, a kind as `tokenizer`, which is then that of the sources; None: both
+    # share one vocabulary, as in section 5.1
+    target_tokenizer: str | None = None
+    # as tokenizer_file, for the targets; of a workdir with two vocabularies, that of its targets
+    target_tokenizer_file: str | None = None
+    # as vocab_size, for the targets
+    target_vocab_size: int | None = None
     # if the text has fewer pieces than vocab_size: 'hard': refuse it, 'soft': use all of them
     vocab_limit: str = "hard"
     # texts for training the tokenizer, evenly spaced over the split; all if there are fewer

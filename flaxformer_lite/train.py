@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from flaxformer_lite.config import (
     Config,
-    follows_tokenizer,
     source_normalization,
     with_classes,
     with_vocabulary,
@@ -20,7 +19,7 @@ from flaxformer_lite.config import (
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.sources.datasets import Dataset
-from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.data.tokens import tokenizer, two_vocabularies
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.evaluator import Evaluator
 from flaxformer_lite.model import transformer
@@ -46,6 +45,11 @@ from flaxformer_lite.training.compilation import CompiledSteps
 from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
 from flaxformer_lite.training.loop import Evaluated, Run, Start, Trainer
 from flaxformer_lite.training.state import TrainState, from_parts, to_parts
+from flaxformer_lite.vocabularies import (
+    expected_vocabularies,
+    follow_tokenizers,
+    vocabulary_sizes,
+)
 
 
 def fit(config: Config, workdir: Path) -> int:
@@ -153,7 +157,7 @@ def set_up(
     multihost.by_process_0(lambda: _create(workdir, config, same_result, inherited))
     multihost.check_workdir(workdir)
 
-    if follows_tokenizer(config) and not has_tokenizer:
+    if follow_tokenizers(config) and not has_tokenizer:
         train_it = functools.partial(
             pipeline.provide_tokenizer, config, dataset, paths.tokenizer, given=inherited.tokenizer
         )
@@ -199,16 +203,13 @@ def set_up(
 
 def _with_vocabulary(config: Config, paths: Workdir) -> Config:
     """Returns `config` with the model's vocabulary: that of the tokenizer, unless it is fixed."""
-    size = most = config.data.vocab_size
-    if follows_tokenizer(config):
-        size = multihost.together(lambda: tokenizer.load(paths.tokenizer)).vocab_size
-    assert size is not None, "a fixed size is in the config"
-    if config.data.vocab_limit == "soft" and most is not None and size < most:
-        run_report.say(
-            f"vocabulary: this text has {size:,} pieces, fewer than data.vocab_size = {most:,}; "
-            "the model has these (data.vocab_limit='soft')"
-        )
-    return with_vocabulary(config, size)
+    if not follow_tokenizers(config):
+        return with_vocabulary(config, *expected_vocabularies(config))
+    found = multihost.together(lambda: tokenizer.load(paths.tokenizer))
+    sizes = vocabulary_sizes(config, two_vocabularies.sizes(found))
+    for line in run_report.smaller_vocabularies(config, sizes):
+        run_report.say(line)
+    return with_vocabulary(config, *sizes)
 
 
 def _create(workdir: Path, config: Config, same_result: bool, inherited: parent.Inherited) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
+from flaxformer_lite.data.tokens import two_vocabularies
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import transformer
@@ -28,6 +29,7 @@ from flaxformer_lite.system.storage import place
 from flaxformer_lite.training import meshes, metrics, origin, parallel, sharding
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.origin import Origin
+from flaxformer_lite.vocabularies import vocabulary_sizes
 
 # The properties that members of an ensemble share, by the words of the error message. None is
 # compatible with every value.
@@ -266,8 +268,7 @@ def _load(
             where=str(workdir),
         )
     tokenizer = tokenizer_lib.load(paths.tokenizer, config_lib.source_normalization(config))
-    size = config_lib.vocabulary_size(config, tokenizer.vocab_size)
-    config = with_vocabulary(config, size)
+    config = with_vocabulary(config, *vocabulary_sizes(config, two_vocabularies.sizes(tokenizer)))
     # The backend of the training may not exist here; it does not change the model.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, backend="auto"))
     model = transformer.build_model(config.model)

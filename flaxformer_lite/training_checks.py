@@ -8,6 +8,7 @@ from collections.abc import Sequence, Set
 from flaxformer_lite.field_rules import CHOICES, DROPOUTS
 from flaxformer_lite.fields import Config, InitConfig, ModelConfig, TrainConfig
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.vocabularies import copied_from
 
 GROUP_FORM = "'RULE: rate=0.1 decay=False', with one of rate and decay, or both"
 
@@ -293,9 +294,8 @@ def _check_tokenizer(config: Config, given: Set[str]) -> None:
             "embeddings belong; leave this unset."
         )
     source = "data.tokenizer_file" if init.run is None else "init.run"
-    is_copied = init.vocabulary == "same" and (init.run, data.tokenizer_file) != (None, None)
     for name in ("vocabulary_sample", "character_coverage"):
-        if is_copied and f"data.{name}" in given:
+        if copied_from(config) and f"data.{name}" in given:
             raise InputError(
                 f"config.data.{name}: is for training a tokenizer, and that of {source} is copied; "
                 "leave this unset."

@@ -14,7 +14,10 @@ from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 
 # Fields of `data` that are about training a tokenizer: those of --init are not inherited.
-OF_TOKENIZER = ("tokenizer_file", "vocabulary_sample", "character_coverage")
+OF_TOKENIZER = (
+    *("tokenizer_file", "target_tokenizer_file"),
+    *("vocabulary_sample", "character_coverage"),
+)
 
 
 def define(values: flags.FlagValues) -> None:
@@ -65,7 +68,9 @@ def inherited_config(name: str) -> tuple[str, config_dict.ConfigDict]:
     config = workdir_lib.read_config(path)
     defaults = DataConfig()
     data = {field: getattr(defaults, field) for field in OF_TOKENIZER}
-    model = dataclasses.replace(config.model, vocab_size=None, num_classes=None)
+    model = dataclasses.replace(
+        config.model, vocab_size=None, target_vocab_size=None, num_classes=None
+    )
     config = dataclasses.replace(
         config, model=model, data=dataclasses.replace(config.data, **data), init=Config().init
     )

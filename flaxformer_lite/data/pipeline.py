@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ from flaxformer_lite.data.tokens import (
 )
 from flaxformer_lite.data.tokens.ragged import Ragged, count_shared, hashes
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
-from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer, Tokenizer
+from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.field_rules import OWN_TEXT
 from flaxformer_lite.fields import BOS
 from flaxformer_lite.runs import multihost
@@ -242,7 +242,7 @@ def stored_split(dataset: Dataset, name: str, tokens: AnyTokenizer, config: Conf
     if config.data.subword_sampling:
         sampler = SubwordSampler(
             reader,
-            cast(Tokenizer, tokens),  # an imported one raises InputError there
+            tokens,
             start=_start(config),
             kind=config.data.tokenizer,
             strength=config.data.subword_sampling,

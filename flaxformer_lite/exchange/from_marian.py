@@ -86,6 +86,7 @@ def check(config: Config, source: MarianFolder) -> None:
     expected |= {
         "model.vocab_size": None,
         "data.tokenizer": "marian",
+        "data.target_tokenizer": None,
         "data.vocab_size": source.model.vocab_size,
         "data.vocab_limit": "hard",
     }

@@ -16,6 +16,7 @@ from flaxformer_lite.sweep.space import Point, Settings, raise_errors
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import parameter_groups
 from flaxformer_lite.training import step as step_lib
+from flaxformer_lite.vocabularies import expected_vocabularies
 
 ANY_VOCABULARY = 260  # for a trace, if the texts have the size
 
@@ -85,7 +86,7 @@ def _check_objective(config: Config, objective: str) -> None:
 
 def _with_sizes(config: Config) -> Config:
     """Sets the sizes that depend on the data: the expected vocabulary size, and two classes."""
-    config = with_vocabulary(config, config_lib.expected_vocabulary(config) or ANY_VOCABULARY)
+    config = with_vocabulary(config, *expected_vocabularies(config, default=ANY_VOCABULARY))
     if config.model.architecture == "encoder_classifier" and config.model.num_classes is None:
         config = config_lib.with_classes(config, ["", ""])
     return config

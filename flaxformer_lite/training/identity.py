@@ -8,6 +8,7 @@ from flaxformer_lite.config import Config
 from flaxformer_lite.data.pipeline import Data
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.data.tokens import two_vocabularies
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.runs.workdir import Workdir
@@ -34,13 +35,14 @@ def of(data: Data, dataset: Dataset, config: Config) -> dict[str, Any]:
 
 def check_tokenizer(tokenizer: AnyTokenizer, config: Config, paths: Workdir) -> None:
     """Raises InputError if the size of the workdir's tokenizer differs from the config's."""
-    expected = config.model.vocab_size
-    if tokenizer.vocab_size != expected:
-        raise InputError(
-            f"{paths.tokenizer}: expected a tokenizer of {expected} pieces "
-            f"(data.vocab_size), got {tokenizer.vocab_size}; put the run's own back, or use a new "
-            "--workdir."
-        )
+    expected = config.model.vocab_size, config.model.target_vocab_size
+    found = two_vocabularies.sizes(tokenizer)
+    for field, size, own in zip(("vocab_size", "target_vocab_size"), expected, found, strict=True):
+        if own != size:
+            raise InputError(
+                f"{paths.tokenizer}: expected a tokenizer of {size} pieces "
+                f"(data.{field}), got {own}; put the run's own back, or use a new --workdir."
+            )
 
 
 def check_resumed(

@@ -13,9 +13,10 @@ import numpy as np
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
-from flaxformer_lite.data.tokens import given_tokenizer
+from flaxformer_lite.data.tokens import given_tokenizer, two_vocabularies
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens.extension import spellings
+from flaxformer_lite.data.tokens.given_tokenizer import Given
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer, Tokenizer
 from flaxformer_lite.model import parameters, transformer
 from flaxformer_lite.runs import metrics_log, multihost
@@ -26,6 +27,7 @@ from flaxformer_lite.system.storage import absolute, check_bucket, in_bucket, pl
 from flaxformer_lite.training import metrics, origin, warm_start
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.sharding import name_of
+from flaxformer_lite.vocabularies import expected_vocabularies, vocabulary_sizes
 
 EXPORT = "model.safetensors"  # in a folder of `export safetensors`
 
@@ -51,7 +53,7 @@ class Inherited:
     """The run and the tokenizer that a run starts from."""
 
     parent: Parent | None = None
-    tokenizer: AnyTokenizer | None = None  # to copy or to extend; None: a new one is trained
+    tokenizer: Given | None = None  # to copy or to extend; None: a new one is trained
 
 
 def read(config: Config) -> Parent:
@@ -86,7 +88,7 @@ def inherited(config: Config, workdir: Path, label_names: list[str] | None) -> I
     if workdir_lib.has_checkpoint(workdir):
         return Inherited()
     if config.init.run is None:
-        return Inherited(tokenizer=given_tokenizer.of_file(config))
+        return Inherited(tokenizer=given_tokenizer.of_files(config))
     parent = read(config)
     _check_recorded(parent, config, workdir)
     found = check(config, parent)
@@ -98,7 +100,7 @@ def inherited(config: Config, workdir: Path, label_names: list[str] | None) -> I
             "last layer as in any other run by init.map='classes='."
         )
     multihost.check_same({"config.init.run": parent.record}, "name the same run in every process")
-    return Inherited(parent, parent.tokenizer)
+    return Inherited(parent, given_tokenizer.of_parent(parent.tokenizer, config))
 
 
 def _check_has_parent(config: Config, workdir: Path) -> None:
@@ -145,13 +147,16 @@ def check(config: Config, parent: Parent) -> dict[str, warm_start.Match]:
       InputError: the tokenizer, the model or the classes of `config` are not those of the parent.
     """
     given_tokenizer.check(parent.tokenizer, config, source=str(config.init.run))
-    size = config.data.vocab_size
-    if config_lib.follows_tokenizer(config):
-        size = config.model.vocab_size or size
-        size = parent.tokenizer.vocab_size if config.init.vocabulary == "same" else size
-    assert size is not None, "a tokenizer that is extended has a size in the config"
+    if config.init.vocabulary == "extend":
+        sizes = expected_vocabularies(config)
+    else:
+        taken = given_tokenizer.of_parent(parent.tokenizer, config)
+        assert taken.source and taken.target, "a parent has a tokenizer"
+        has_two = config.data.target_tokenizer is not None
+        of_target = taken.target.vocab_size if has_two else None
+        sizes = vocabulary_sizes(config, (taken.source.vocab_size, of_target))
     return warm_start.match(
-        shapes_of(with_vocabulary(config, size)), parent.shapes, config, parent.config
+        shapes_of(with_vocabulary(config, *sizes)), parent.shapes, config, parent.config
     )
 
 
@@ -220,8 +225,7 @@ def _read(config: Config) -> Parent:
     parent = workdir_lib.read_config(folder)
     paths = Workdir(folder)
     tokenizer = tokenizer_lib.load(paths.tokenizer, config_lib.source_normalization(parent))
-    size = config_lib.vocabulary_size(parent, tokenizer.vocab_size)
-    parent = with_vocabulary(parent, size)
+    parent = with_vocabulary(parent, *vocabulary_sizes(parent, two_vocabularies.sizes(tokenizer)))
     shapes = parameters.shapes(transformer.build_model(parent.model))
     if (folder / EXPORT).is_file():
         params, facts, label_names = *_read_export(folder, shapes, config), None

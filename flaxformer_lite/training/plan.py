@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from flaxformer_lite.config import Config, expected_vocabulary, follows_tokenizer, with_vocabulary
+from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
 from flaxformer_lite.model import backends, parameters, transformer
@@ -23,6 +23,7 @@ from flaxformer_lite.training import flops, hlo, meshes, parallel, plan_table, s
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.plan_table import table
 from flaxformer_lite.training.planned import UTILIZATION, Plan, Target, speed
+from flaxformer_lite.vocabularies import expected_vocabularies
 
 __all__ = [  # all that other modules need, from one place
     "Plan",
@@ -185,13 +186,7 @@ def decoding(config: Config, target: Target) -> Plan:
 
 def _resolved(config: Config, target: Target) -> Config:
     """Returns the config with its vocabulary size, and on a CPU with a backend that compiles."""
-    size = expected_vocabulary(config)
-    if size is None:
-        raise InputError(
-            "config.model.vocab_size: required by a plan, which reads no texts, because "
-            "data.vocab_size is None; set it to the number of symbols, or to an estimate."
-        )
-    config = with_vocabulary(config, size)
+    config = with_vocabulary(config, *expected_vocabularies(config))
     if target.compiler:
         return config
     model = dataclasses.replace(config.model, backend=backends.stand_in(config.model.backend))

@@ -21,6 +21,7 @@ from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, parameter_groups
+from flaxformer_lite.vocabularies import Sizes, of_side, sides_of
 
 MOST_CLASSES = 40  # of a confusion matrix; of more, the most frequent confusions are listed
 CONFUSIONS = 10
@@ -71,6 +72,19 @@ def vocabulary(model: ModelConfig) -> str:
     if model.target_vocab_size is None:
         return f"vocabulary {model.vocab_size:,}"
     return f"vocabularies {model.vocab_size:,} and {model.target_vocab_size:,}"
+
+
+def smaller_vocabularies(config: Config, sizes: Sizes) -> Iterator[str]:
+    """Yields a line about each vocabulary that has fewer pieces than a soft limit."""
+    for side, size in zip(sides_of(config), sizes, strict=False):
+        own = of_side(config, side)
+        most, is_soft = own.data.vocab_size, own.data.vocab_limit == "soft"
+        if is_soft and own.data.tokenizer in SUBWORDS and most and size and size < most:
+            field = "data.vocab_size" if side == "source" else "data.target_vocab_size"
+            yield (
+                f"vocabulary: this text has {size:,} pieces, fewer than {field} = {most:,}; "
+                "the model has these (data.vocab_limit='soft')"
+            )
 
 
 def groups(config: Config, params: Params) -> str:

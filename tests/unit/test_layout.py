@@ -25,7 +25,14 @@ ORDER = (
     ("training", "decoding", "lines"),
     ("data",),
     ("model", "runs"),
-    ("config_files", "config", "config_checks", "tokenizer_checks", "training_checks"),
+    (
+        "config_files",
+        "config",
+        "config_checks",
+        "vocabularies",
+        "tokenizer_checks",
+        "training_checks",
+    ),
     ("field_rules", "fields", "scoring", "system"),
 )
 

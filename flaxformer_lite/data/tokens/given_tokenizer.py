@@ -1,20 +1,56 @@
 """A tokenizer that a run does not train: a copy of another one, or its extension."""
 
+from typing import NamedTuple
+
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
+from flaxformer_lite.data.tokens import two_vocabularies
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
+from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies
 from flaxformer_lite.field_rules import COUNTED, SUBWORDS
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
+from flaxformer_lite.vocabularies import SIDES, named_for, of_side
 
 FILE = "tokenizer.model"  # in a workdir
 
 
-def of_file(config: Config) -> AnyTokenizer | None:
-    """Returns the tokenizer of `data.tokenizer_file`, checked; None if the field is not set.
+class Given(NamedTuple):
+    """The tokenizers of the sides that a run does not train; the same one twice if it has one."""
+
+    source: AnyTokenizer | None
+    target: AnyTokenizer | None
+
+
+def of_files(config: Config) -> Given | None:
+    """Returns the tokenizers of `data.tokenizer_file` and `data.target_tokenizer_file`, checked.
+
+    None if no file is set.
 
     Raises:
       InputError: there is no such file, or its tokenizer does not fit the config.
+    """
+    if config.data.target_tokenizer is None:
+        tokenizer = _of_file(config, "source")
+        return None if tokenizer is None else Given(tokenizer, tokenizer)
+    found = []
+    for side in SIDES:
+        with named_for(side):
+            found.append(_of_file(of_side(config, side), side))
+    return None if found == [None, None] else Given(*found)
+
+
+def of_parent(tokenizer: AnyTokenizer, config: Config) -> Given:
+    """Returns the tokenizers that a run takes from `init.run`, which has `tokenizer`."""
+    if config.data.target_tokenizer is None:
+        return Given(tokenizer, tokenizer)
+    return Given(*(two_vocabularies.of_side(tokenizer, side) for side in SIDES))
+
+
+def _of_file(config: Config, side: str) -> AnyTokenizer | None:
+    """Returns the tokenizer of `data.tokenizer_file`; of one with two vocabularies that of `side`.
+
+    `config` has one vocabulary.
     """
     name = config.data.tokenizer_file
     if name is None:
@@ -27,7 +63,7 @@ def of_file(config: Config) -> AnyTokenizer | None:
             "does not exist; check the path."
         )
     try:
-        tokenizer = tokenizer_lib.load(file)
+        tokenizer = two_vocabularies.of_side(tokenizer_lib.load(file), side)
     except InputError as error:
         if error.where:
             raise
@@ -42,6 +78,18 @@ def check(tokenizer: AnyTokenizer, config: Config, *, source: str) -> None:
     Args:
       source: where it is from.
     """
+    if config.data.target_tokenizer is not None:
+        for side in SIDES:
+            with named_for(side):
+                own = two_vocabularies.of_side(tokenizer, side)
+                check(own, of_side(config, side), source=source)
+        return
+    if isinstance(tokenizer, TwoVocabularies):
+        raise InputError(
+            f"config.data.target_tokenizer: {source} has a tokenizer of the targets, "
+            f"{tokenizer.target.kind!r}, got None; set data.target_tokenizer="
+            f"{tokenizer.target.kind}."
+        )
     kind, data = tokenizer_lib.model_kind(tokenizer.content), config.data
     # A SentencePiece model with our special ids is used like one that was trained here.
     is_ours = data.tokenizer == "sentencepiece" and kind in SUBWORDS

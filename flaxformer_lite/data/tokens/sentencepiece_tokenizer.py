@@ -172,11 +172,14 @@ def _proto(content: bytes) -> Any:
 class Tokenizer:
     """A model that `trained` made. Encoded ids have no start or end symbol."""
 
-    def __init__(self, path: Path, normalization: str = "none"):
-        """Raises InputError if `path` is not a SentencePiece model."""
+    def __init__(self, path: Path, normalization: str = "none", content: bytes | None = None):
+        """Raises InputError if `path` is not a SentencePiece model.
+
+        `content`: the model; None: the bytes of `path`.
+        """
         self.normalization = normalization  # of sources
         try:
-            model = path.read_bytes()
+            model = path.read_bytes() if content is None else content
             self._pieces = open_model(model)
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: expected a SentencePiece model, got {error}") from error

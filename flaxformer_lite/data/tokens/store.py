@@ -32,6 +32,7 @@ import tqdm
 from flaxformer_lite.data.sources.examples import Reader
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
+from flaxformer_lite.data.tokens.two_vocabularies import of_side
 from flaxformer_lite.system.storage import locked
 
 FORMAT = 1
@@ -149,7 +150,9 @@ class Work:
 
     def type_of(self, column: str) -> type:
         """Returns the integer type of the stored ids of a column."""
-        return np.uint16 if column != "label" and self.tokenizer.vocab_size <= 2**16 else np.uint32
+        if column == "label":
+            return np.uint32
+        return np.uint16 if of_side(self.tokenizer, column).vocab_size <= 2**16 else np.uint32
 
     def do(
         self, part: int, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]

@@ -9,13 +9,14 @@ with extra length. A row that is still too short gets the tokenizer's ids.
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from flaxformer_lite.config import Config, source_normalization
 from flaxformer_lite.data.sources.examples import Examples, Reader
-from flaxformer_lite.data.tokens import extension, tokenizer
+from flaxformer_lite.data.tokens import extension, tokenizer, two_vocabularies
+from flaxformer_lite.data.tokens.given_tokenizer import Given
 from flaxformer_lite.data.tokens.normalization import normalized
 from flaxformer_lite.data.tokens.ragged import Ragged, mixed
 from flaxformer_lite.data.tokens.segmentation import Segmenter
@@ -25,6 +26,7 @@ from flaxformer_lite.field_rules import COUNTED
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
+from flaxformer_lite.vocabularies import SIDES, copied_from, named_for, of_side
 
 READ_AT_ONCE = 8192  # examples in memory as text
 GROWTH_SAMPLE = 1000  # evenly spaced examples for the estimate of the growth
@@ -32,15 +34,18 @@ EXAMPLES_AT_ONCE = 50  # segmentation takes some hundred bytes a character
 SHARE = 0.9  # share of texts that fit into the planned length
 
 
-def vocabulary_texts(reader: Reader, count: int, kind: str = "none") -> list[str]:
+def vocabulary_texts(
+    reader: Reader, count: int, kind: str = "none", *, of: Sequence[str] = SIDES
+) -> list[str]:
     """Returns at most `count` evenly spaced texts of all sources, then all targets.
 
     Reads only the returned texts.
 
     Args:
       kind: the normalisation of the sources.
+      of: the sides whose texts count.
     """
-    sides = [side for side in ("source", "target") if side in reader.columns]
+    sides = [side for side in of if side in reader.columns]
     total, texts = len(sides) * len(reader), []
     chosen = np.arange(min(count, total)) * total // max(1, min(count, total))
     for number, side in enumerate(sides):
@@ -51,16 +56,19 @@ def vocabulary_texts(reader: Reader, count: int, kind: str = "none") -> list[str
     return texts
 
 
-def all_texts(reader: Reader, kind: str = "none") -> Iterator[str]:
+def all_texts(reader: Reader, kind: str = "none", *, of: Sequence[str] = SIDES) -> Iterator[str]:
     """Yields all sources and targets, READ_AT_ONCE examples at a time.
 
     Args:
       kind: the normalisation of the sources.
+      of: the sides whose texts count.
     """
     for first in range(0, len(reader), READ_AT_ONCE):
         examples = reader(range(first, min(first + READ_AT_ONCE, len(reader))))
-        yield from (normalized(text, kind) for text in examples.source or ())
-        yield from examples.target or ()
+        if "source" in of:
+            yield from (normalized(text, kind) for text in examples.source or ())
+        if "target" in of:
+            yield from examples.target or ()
 
 
 def provide_tokenizer(
@@ -69,7 +77,7 @@ def provide_tokenizer(
     path: Path,
     *,
     verify: bool = False,
-    given: AnyTokenizer | None = None,
+    given: Given | None = None,
 ) -> None:
     """Writes the tokenizer of a run in process 0 if `path` does not exist.
 
@@ -77,8 +85,8 @@ def provide_tokenizer(
       reader: of the training split.
       verify: whether to make an existing tokenizer again, and compare the result: it is from an
         earlier start, and no checkpoint records its text.
-      given: the tokenizer to copy, or under `init.vocabulary='extend'` to extend by this text;
-        None: a new one is trained.
+      given: the tokenizers to copy, or under `init.vocabulary='extend'` to extend by this text; one
+        that is None is trained.
 
     Raises:
       InputError: the tokenizer cannot be made, or the existing one differs.
@@ -91,10 +99,9 @@ def provide_tokenizer(
         if not path.exists():
             write_whole(path, content)
         elif content != path.read_bytes():
-            copied = given is not None and config.init.vocabulary == "same"
-            source = config.init.run or config.data.tokenizer_file
+            copied = copied_from(config)
             made_of = (
-                f"of {source!r}"
+                f"of {' and '.join(map(repr, copied))}"
                 if copied
                 else f"that the text of {config.data.train_split!r} gives now"
             )
@@ -107,8 +114,23 @@ def provide_tokenizer(
     multihost.by_process_0(provide)
 
 
-def _content(config: Config, reader: Reader, path: Path, given: AnyTokenizer | None) -> bytes:
-    """Returns the model file of the tokenizer of a run."""
+def _content(config: Config, reader: Reader, path: Path, given: Given | None) -> bytes:
+    """Returns the file of the tokenizer of a run."""
+    given = given or Given(None, None)
+    if config.data.target_tokenizer is None:
+        return _content_of(config, reader, path, given.source, of=SIDES)
+    files = {}
+    for side in SIDES:
+        with named_for(side):
+            own = getattr(given, side)
+            files[side] = _content_of(of_side(config, side), reader, path, own, of=(side,))
+    return two_vocabularies.packed(files)
+
+
+def _content_of(
+    config: Config, reader: Reader, path: Path, given: AnyTokenizer | None, *, of: Sequence[str]
+) -> bytes:
+    """Returns the file of a tokenizer of one vocabulary, for the sides `of`."""
     data = config.data
     has_given = config.init.run is not None or data.tokenizer_file is not None
     if has_given and given is None:  # after the first checkpoint, which has its fingerprint
@@ -118,9 +140,9 @@ def _content(config: Config, reader: Reader, path: Path, given: AnyTokenizer | N
         return given.content
     normalization = source_normalization(config)
     if data.tokenizer in (*COUNTED, "byte"):
-        every = all_texts(reader, normalization)
+        every = all_texts(reader, normalization, of=of)
         return counted(every, kind=data.tokenizer, vocab_size=data.vocab_size)
-    texts = vocabulary_texts(reader, data.vocabulary_sample, normalization)
+    texts = vocabulary_texts(reader, data.vocabulary_sample, normalization, of=of)
     options: dict[str, Any] = {
         "vocab_size": data.vocab_size,
         "vocab_limit": data.vocab_limit,
@@ -137,7 +159,7 @@ class SubwordSampler:
     def __init__(
         self,
         read: Callable[[Sequence[int] | np.ndarray], Examples],
-        tokenizer: Tokenizer,
+        tokenizer: AnyTokenizer,
         *,
         kind: str,
         strength: float,
@@ -147,13 +169,20 @@ class SubwordSampler:
         """
         Args:
           read: returns the texts of examples by their numbers, such as a `Reader`.
+          tokenizer: a `Tokenizer`, or two of one kind.
           kind: 'bpe' or 'unigram', the kind of the tokenizer.
           strength: the probability to skip a merge, or the power of the likelihoods.
           start: ids at the start of every text.
         """
-        self._read, self._segment = read, Segmenter(kind, *tokenizer.table())
+        self._read = read
         self._strength, self._seed, self._start = strength, seed, tuple(start)
-        self._prepared = tokenizer.prepared
+        # An imported tokenizer raises InputError in `table`.
+        own = {side: cast(Tokenizer, two_vocabularies.of_side(tokenizer, side)) for side in SIDES}
+        self._prepared = {side: each.prepared for side, each in own.items()}
+        source = Segmenter(kind, *own["source"].table())
+        is_shared = own["source"] is own["target"]
+        target = source if is_shared else Segmenter(kind, *own["target"].table())
+        self._segment = {"source": source, "target": target}
 
     def __call__(self, examples: np.ndarray, epoch: int) -> dict[str, Ragged]:
         """Returns the sampled ids of each side of the examples, int32."""
@@ -162,8 +191,8 @@ class SubwordSampler:
             side_texts = getattr(texts, side)
             if side_texts is not None:
                 keys = mixed(np.asarray(examples).astype(np.uint64), self._seed, epoch, number)
-                prepared = [self._prepared(text, side) for text in side_texts]
-                rows = self._segment(prepared, keys, self._strength)
+                prepared = [self._prepared[side](text, side) for text in side_texts]
+                rows = self._segment[side](prepared, keys, self._strength)
                 if self._start:
                     rows = Ragged.of([[*self._start, *row] for row in rows])
                 sampled[side] = rows

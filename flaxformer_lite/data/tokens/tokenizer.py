@@ -6,6 +6,8 @@ char, word, spaces  `SymbolTokenizer`
 byte                `ByteTokenizer`
 sentencepiece       `GivenModel`, a SentencePiece model of another program
 huggingface         `HuggingFaceTokenizer`, a tokenizer.json
+
+`TwoVocabularies` has one of these, except that of Marian, for each side.
 """
 
 from pathlib import Path
@@ -22,6 +24,7 @@ from flaxformer_lite.data.tokens.sentencepiece_tokenizer import (
     trained,
 )
 from flaxformer_lite.data.tokens.symbol_tokenizer import ByteTokenizer, SymbolTokenizer, parsed
+from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, unpacked
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import read_whole
 
@@ -33,6 +36,7 @@ __all__ = [
     "MarianTokenizer",
     "SymbolTokenizer",
     "Tokenizer",
+    "TwoVocabularies",
     "cut_at_end",
     "load",
     "model_kind",
@@ -50,6 +54,18 @@ def load(path: Path, normalization: str = "none") -> AnyTokenizer:
     """
     content = read_whole(path) if path.is_file() else b""
     try:
+        files = unpacked(content)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    if files is None:
+        return _opened(path, content, normalization)
+    source = _opened(path, files["source"], normalization)
+    return TwoVocabularies(source, _opened(path, files["target"], "none"))
+
+
+def _opened(path: Path, content: bytes, normalization: str) -> AnyTokenizer:
+    """Returns the tokenizer of one vocabulary with these bytes; `path` is named in errors."""
+    try:
         kind = model_kind(content)
         if kind in ("char", "word", "spaces"):
             return SymbolTokenizer(content, normalization)
@@ -65,7 +81,7 @@ def load(path: Path, normalization: str = "none") -> AnyTokenizer:
         if content[:1] == b"{":
             raise InputError(f"{path}: {error}") from error
         kind = ""  # no SentencePiece model either: the constructor names the file
-    return MarianTokenizer(path) if kind == "marian" else Tokenizer(path, normalization)
+    return MarianTokenizer(path) if kind == "marian" else Tokenizer(path, normalization, content)
 
 
 def model_kind(content: bytes) -> str:
