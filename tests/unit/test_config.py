@@ -35,6 +35,10 @@ FIELDS = [
 ]
 OPTIONAL = {
     "model.vocab_size": 37000,
+    "model.target_vocab_size": 97,
+    "data.target_tokenizer": "bpe",
+    "data.target_vocab_size": 97,
+    "data.target_tokenizer_file": "a.model",
     "model.num_kv_heads": 2,
     "model.d_head": 67,
     "model.attention_window": 11,
@@ -83,10 +87,13 @@ def in_effect(name, value):
         fields[other] = wanted[0]
     if "mask_predict" in fields.values() or value == "masked":
         fields |= {"model.decoder": "masked", "decode.method": "mask_predict"}
+    if fields.get("data.target_tokenizer") in ("unigram", "bpe"):
+        fields.setdefault("data.target_vocab_size", fields.get("model.target_vocab_size", 97))
+    of_target = "target_" if name == "data.target_tokenizer" else ""
     if value == "byte":
-        fields["data.vocab_size"] = None
+        fields[f"data.{of_target}vocab_size"] = None
     if value in ("sentencepiece", "huggingface"):
-        fields["data.tokenizer_file"] = "a.model"
+        fields[f"data.{of_target}tokenizer_file"] = "a.model"
     if value == "schedule_free":
         fields["optim.schedule"] = "constant"
     if name in ("data.faults", "data.longest_line"):
@@ -246,6 +253,8 @@ def test_only_the_choices_of_a_field_are_accepted(name):
     ("model.relative_clip", 3), ("model.relative_values", True), ("model.rope_base", 7.0),
     ("model.pooling", "first"), ("data.pretokenized", True), ("data.num_buckets", 3),
     ("data.bleu_tokenizer", "char"), ("model.target_vocab_size", 7),
+    ("data.target_vocab_size", 7), ("data.target_tokenizer_file", "a.model"),
+    ("data.target_tokenizer", "bpe"),
     ("train.r_drop", 5.0), ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5),
     ("decode.seed", 3), ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3),
     ("decode.length_candidates", 3), ("decode.penalty", "power"), ("optim.decay_steps", 3),
@@ -294,7 +303,7 @@ def test_a_field_that_was_given_is_refused_also_if_its_value_is_the_default(name
 
 
 def test_the_test_above_has_every_field_of_read_if():
-    assert len(config_lib.READ_IF) == 26
+    assert len(config_lib.READ_IF) == 29
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))
@@ -781,7 +790,7 @@ def test_on_resume_only_these_fields_may_differ():
         f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")
     }
     files = {f"data.{role}_files" for role in ("train", "validation", "test")}  # by contents
-    files |= {"data.tokenizer_file", "init.run"}
+    files |= {"data.tokenizer_file", "data.target_tokenizer_file", "init.run"}
     expected |= {"model.backend", "model.remat", "data.bleu_tokenizer"}  # with the same results
     assert free == expected | files
 
