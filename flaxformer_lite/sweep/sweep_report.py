@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flaxformer_lite.config import Config, follows_tokenizer, with_vocabulary
-from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.data.tokens import tokenizer, two_vocabularies
 from flaxformer_lite.plotting import fonts
 from flaxformer_lite.plotting.plots import save
 from flaxformer_lite.runs import workdir as workdir_lib
@@ -20,6 +20,7 @@ from flaxformer_lite.sweep.space import Settings
 from flaxformer_lite.sweep.study import COMPLETE, FAILED
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place, write_whole
+from flaxformer_lite.vocabularies import follow_tokenizers
 
 TIMES = ("tokens_per_second", "minutes")  # timings: they differ between any two runs
 
@@ -71,8 +72,8 @@ def best_row(rows: Sequence[Row], settings: Settings) -> Row | None:
 def _with_vocabulary(workdir: Path) -> Config:
     """Returns the config of a run, with the size of its tokenizer if the config only bounds it."""
     config, file = workdir_lib.read_config(workdir), workdir_lib.Workdir(place(workdir)).tokenizer
-    if follows_tokenizer(config) and file.is_file():
-        return with_vocabulary(config, tokenizer.load(file).vocab_size)
+    if follow_tokenizers(config) and file.is_file():
+        return with_vocabulary(config, *two_vocabularies.sizes(tokenizer.load(file)))
     return config
 
 

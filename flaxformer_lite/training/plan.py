@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import Config, follows_tokenizer, with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
 from flaxformer_lite.model import backends, parameters, transformer
@@ -23,7 +23,7 @@ from flaxformer_lite.training import flops, hlo, meshes, parallel, plan_table, s
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.plan_table import table
 from flaxformer_lite.training.planned import UTILIZATION, Plan, Target, speed
-from flaxformer_lite.vocabularies import expected_vocabularies
+from flaxformer_lite.vocabularies import expected_vocabularies, of_side, sides_of
 
 __all__ = [  # all that other modules need, from one place
     "Plan",
@@ -96,13 +96,16 @@ def target(
 
 def _assumed_vocabulary(config: Config) -> str:
     """Returns a note if the texts may have a smaller vocabulary than the plan; '' if not."""
-    size = config.data.vocab_size
-    if size is None or config.model.vocab_size is not None or not follows_tokenizer(config):
-        return ""
-    return (
-        f"a vocabulary of {size:,}, the limit data.vocab_size; if the texts have a smaller one, "
-        "set model.vocab_size to its size"
-    )
+    notes = []
+    for side in sides_of(config):
+        own, prefix = of_side(config, side), "" if side == "source" else "target_"
+        size = own.data.vocab_size
+        if size is not None and own.model.vocab_size is None and follows_tokenizer(own):
+            notes.append(
+                f"a vocabulary of {size:,}, the limit data.{prefix}vocab_size; if the texts have a "
+                f"smaller one, set model.{prefix}vocab_size to its size"
+            )
+    return "\n".join(notes)
 
 
 def _check_flags(

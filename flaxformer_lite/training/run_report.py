@@ -14,6 +14,7 @@ from flaxformer_lite.data.pipeline import Data, Split
 from flaxformer_lite.data.sources.examples import Examples
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.ragged import Ragged
+from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokenizer_of
 from flaxformer_lite.field_rules import SUBWORDS
 from flaxformer_lite.fields import UNK
 from flaxformer_lite.model.parameters import Params
@@ -21,7 +22,7 @@ from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, parameter_groups
-from flaxformer_lite.vocabularies import Sizes, of_side, sides_of
+from flaxformer_lite.vocabularies import SIDES, Sizes, of_side, sides_of
 
 MOST_CLASSES = 40  # of a confusion matrix; of more, the most frequent confusions are listed
 CONFUSIONS = 10
@@ -135,17 +136,27 @@ def say_left_out(name: str, split: Split) -> None:
 
 def say_unknown(splits: Mapping[str, Split], tokenizer: AnyTokenizer) -> None:
     """Prints how many tokens of each split are unknown to the tokenizer, if any are."""
-    if tokenizer.kind in HAVE_NO_UNKNOWN or jax.process_index() != 0:
+    if jax.process_index() != 0:
         return
+    groups: dict[str, tuple[AnyTokenizer, Sequence[str]]] = {"": (tokenizer, SIDES)}
+    if isinstance(tokenizer, TwoVocabularies):
+        groups = {f" of the {side}s": (tokenizer_of(tokenizer, side), (side,)) for side in SIDES}
+    for of_what, (own, sides) in groups.items():
+        parts = [] if own.kind in HAVE_NO_UNKNOWN else _unknown(splits, sides)
+        if parts:
+            say(f"unknown {UNITS.get(own.kind, 'pieces')}{of_what}: {', '.join(parts)}")
+
+
+def _unknown(splits: Mapping[str, Split], sides: Sequence[str]) -> list[str]:
+    """Returns '3 of 1,009 in train (0.30%)' for each split with unknown tokens on `sides`."""
     parts = []
     for name, split in splits.items():
-        sides = split.tokens.sides().values()
-        total = sum(len(ids.values) for ids in sides)
-        unknown = sum(_count_unknown(ids) for ids in sides)
+        own = [ids for side, ids in split.tokens.sides().items() if side in sides]
+        total = sum(len(ids.values) for ids in own)
+        unknown = sum(_count_unknown(ids) for ids in own)
         if unknown:
             parts.append(f"{unknown:,} of {total:,} in {name} ({unknown / total:.2%})")
-    if parts:
-        say(f"unknown {UNITS.get(tokenizer.kind, 'pieces')}: {', '.join(parts)}")
+    return parts
 
 
 def _count_unknown(ids: Ragged) -> int:

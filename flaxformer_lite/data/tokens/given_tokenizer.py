@@ -44,7 +44,7 @@ def of_parent(tokenizer: AnyTokenizer, config: Config) -> Given:
     """Returns the tokenizers that a run takes from `init.run`, which has `tokenizer`."""
     if config.data.target_tokenizer is None:
         return Given(tokenizer, tokenizer)
-    return Given(*(two_vocabularies.of_side(tokenizer, side) for side in SIDES))
+    return Given(*(two_vocabularies.tokenizer_of(tokenizer, side) for side in SIDES))
 
 
 def _of_file(config: Config, side: str) -> AnyTokenizer | None:
@@ -63,7 +63,7 @@ def _of_file(config: Config, side: str) -> AnyTokenizer | None:
             "does not exist; check the path."
         )
     try:
-        tokenizer = two_vocabularies.of_side(tokenizer_lib.load(file), side)
+        tokenizer = two_vocabularies.tokenizer_of(tokenizer_lib.load(file), side)
     except InputError as error:
         if error.where:
             raise
@@ -81,7 +81,7 @@ def check(tokenizer: AnyTokenizer, config: Config, *, source: str) -> None:
     if config.data.target_tokenizer is not None:
         for side in SIDES:
             with named_for(side):
-                own = two_vocabularies.of_side(tokenizer, side)
+                own = two_vocabularies.tokenizer_of(tokenizer, side)
                 check(own, of_side(config, side), source=source)
         return
     if isinstance(tokenizer, TwoVocabularies):

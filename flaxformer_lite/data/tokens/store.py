@@ -32,7 +32,7 @@ import tqdm
 from flaxformer_lite.data.sources.examples import Reader
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
-from flaxformer_lite.data.tokens.two_vocabularies import of_side
+from flaxformer_lite.data.tokens.two_vocabularies import tokenizer_of
 from flaxformer_lite.system.storage import locked
 
 FORMAT = 1
@@ -152,7 +152,7 @@ class Work:
         """Returns the integer type of the stored ids of a column."""
         if column == "label":
             return np.uint32
-        return np.uint16 if of_side(self.tokenizer, column).vocab_size <= 2**16 else np.uint32
+        return np.uint16 if tokenizer_of(self.tokenizer, column).vocab_size <= 2**16 else np.uint32
 
     def do(
         self, part: int, folder: Path, columns: Sequence[str], *, done: Callable[[int], object]

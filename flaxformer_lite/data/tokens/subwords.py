@@ -177,7 +177,9 @@ class SubwordSampler:
         self._read = read
         self._strength, self._seed, self._start = strength, seed, tuple(start)
         # An imported tokenizer raises InputError in `table`.
-        own = {side: cast(Tokenizer, two_vocabularies.of_side(tokenizer, side)) for side in SIDES}
+        own = {
+            side: cast(Tokenizer, two_vocabularies.tokenizer_of(tokenizer, side)) for side in SIDES
+        }
         self._prepared = {side: each.prepared for side, each in own.items()}
         source = Segmenter(kind, *own["source"].table())
         is_shared = own["source"] is own["target"]

@@ -13,8 +13,8 @@ import numpy as np
 
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.vocabularies import SIDES, Sizes
 
-SIDES = ("source", "target")
 MEMBERS = {side: f"{side}/tokenizer.model" for side in SIDES}
 
 
@@ -32,13 +32,13 @@ class TwoVocabularies:
 
     def made_by(self, side: str) -> str:
         """Returns what the tokenizer of that side returns: other runs may share its stored ids."""
-        return of_side(self, side).made_by(side)
+        return tokenizer_of(self, side).made_by(side)
 
     def encode(
         self, texts: Sequence[str], *, side: str = "source", threads: int | None = None
     ) -> list[np.ndarray]:
         """Returns an int32 array of ids for each text; `threads` None: one a core."""
-        return of_side(self, side).encode(texts, side=side, threads=threads)
+        return tokenizer_of(self, side).encode(texts, side=side, threads=threads)
 
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
         """Returns the texts of rows of target ids, each up to its first end symbol or padding."""
@@ -46,11 +46,11 @@ class TwoVocabularies:
 
     def vocabulary_of(self, side: str) -> list[str]:
         """Returns the piece of each id of a side in the notation of its kind."""
-        return of_side(self, side).vocabulary_of(side)
+        return tokenizer_of(self, side).vocabulary_of(side)
 
     def pieces(self, ids: Iterable[int], *, side: str = "source") -> list[str]:
         """Returns the text of each id with its spaces; a special symbol by name, such as '<s>'."""
-        return of_side(self, side).pieces(ids, side=side)
+        return tokenizer_of(self, side).pieces(ids, side=side)
 
     @property
     def models(self) -> dict[str, bytes]:
@@ -58,7 +58,7 @@ class TwoVocabularies:
         return {
             f"{side}.{name}": content
             for side in SIDES
-            for name, content in of_side(self, side).models.items()
+            for name, content in tokenizer_of(self, side).models.items()
         }
 
 
@@ -88,14 +88,14 @@ def unpacked(content: bytes) -> dict[str, bytes] | None:
         raise InputError(f"expected the tokenizers of source and target, got {error}") from error
 
 
-def of_side(tokenizer: AnyTokenizer, side: str) -> AnyTokenizer:
+def tokenizer_of(tokenizer: AnyTokenizer, side: str) -> AnyTokenizer:
     """Returns the tokenizer of 'source' or 'target'; a tokenizer of both sides is both."""
     if isinstance(tokenizer, TwoVocabularies):
         return tokenizer.source if side == "source" else tokenizer.target
     return tokenizer
 
 
-def sizes(tokenizer: AnyTokenizer) -> tuple[int, int | None]:
+def sizes(tokenizer: AnyTokenizer) -> Sizes:
     """Returns the arguments of `config.with_vocabulary`: (size, size of the target or None)."""
     if isinstance(tokenizer, TwoVocabularies):
         return tokenizer.source.vocab_size, tokenizer.target.vocab_size
