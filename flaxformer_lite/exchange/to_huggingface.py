@@ -6,8 +6,10 @@ from typing import Any
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import DecodeConfig
+from flaxformer_lite.data.tokens.any_tokenizer import SPECIAL, AnyTokenizer
 from flaxformer_lite.data.tokens.marian_tokenizer import MarianTokenizer, start_piece
 from flaxformer_lite.data.tokens.normalization import normalizing_code
+from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokenizer_of
 from flaxformer_lite.exchange import marian_config, marian_weights, tokenizer_code
 from flaxformer_lite.exchange.folder import (
     about_decoding,
@@ -20,6 +22,7 @@ from flaxformer_lite.exchange.folder import (
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.trained import Trained
+from flaxformer_lite.vocabularies import SIDES
 
 # our name -> Marian's name
 ACTIVATIONS = {ours: theirs for theirs, ours in reversed(marian_config.ACTIVATIONS.items())}
@@ -35,11 +38,7 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
       InputError: about a field, if a `MarianMTModel` cannot hold the model.
     """
     model = run.config.model
-    if run.tokenizer.kind in tokenizer_code.SYMBOLS:
-        raise InputError(
-            "config.data.tokenizer: the tokenizer of a MarianMTModel is a SentencePiece model, and "
-            f"this run has {run.tokenizer.kind!r}; use export ctranslate2 or export safetensors."
-        )
+    _check_tokenizer(run.tokenizer)
     marian_config.check_exportable(model)
     params = with_separate_layers(on_host(run.params), model)
     vocabularies, special, ids = _vocabularies(run, params)
@@ -91,6 +90,28 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
     )
 
 
+def _check_tokenizer(tokenizer: AnyTokenizer) -> None:
+    """Raises InputError if the tokenizer of a side is no SentencePiece model.
+
+    The special tokens of both sides have the same names in a `MarianTokenizer`.
+    """
+    for side in SIDES if isinstance(tokenizer, TwoVocabularies) else SIDES[:1]:
+        kind = tokenizer_of(tokenizer, side).kind
+        if kind in tokenizer_code.SYMBOLS:
+            raise InputError(
+                f"config.data.{'target_' if side == 'target' else ''}tokenizer: the tokenizer of a "
+                f"MarianMTModel is a SentencePiece model, and this run has {kind!r}; use export "
+                "ctranslate2 or export safetensors."
+            )
+    source, target = (tokenizer.vocabulary_of(side)[:SPECIAL] for side in SIDES)
+    if isinstance(tokenizer, TwoVocabularies) and source != target:
+        raise InputError(
+            "config.data.target_tokenizer: the special tokens of both tokenizers of a "
+            f"MarianMTModel have the same names, and these are {source} and {target}; use export "
+            "ctranslate2 or export safetensors."
+        )
+
+
 def generation_settings(decode: DecodeConfig, *, limit: int) -> dict[str, Any]:
     """Returns the fields of generation_config.json that decode as `decode` does.
 
@@ -123,11 +144,11 @@ def _vocabularies(
     """Returns piece -> Marian's id by side, special pieces, and Marian's id for each of ours."""
     tokenizer = run.tokenizer
     if not isinstance(tokenizer, MarianTokenizer):
-        pieces = tokenizer.vocabulary_of("source")
-        vocabulary = {piece: id for id, piece in enumerate(pieces)}
+        by_side = {side: tokenizer.vocabulary_of(side) for side in SIDES}
+        own = {side: {piece: n for n, piece in enumerate(by_side[side])} for side in SIDES}
+        pieces = by_side["target"]
         special = {"pad": pieces[PAD], "start": pieces[BOS], "eos": pieces[EOS], "unk": pieces[UNK]}
-        ids = {side: list(range(len(pieces))) for side in MarianTokenizer.SIDES}
-        return dict.fromkeys(MarianTokenizer.SIDES, vocabulary), special, ids
+        return own, special, {side: list(range(len(by_side[side]))) for side in SIDES}
     vocabularies, special, ids = (
         dict(tokenizer.vocabulary),
         dict(tokenizer.special),

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies
 from flaxformer_lite.exchange.folder import on_host, write_arrays, write_json
 from flaxformer_lite.trained import Trained
 
@@ -26,6 +27,9 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
     write_arrays(folder / "model.safetensors", arrays)
     write_json(folder / "config.json", config_lib.to_dict(run.config))
     (folder / "tokenizer.model").write_bytes(run.tokenizer.content)
+    sizes = "tokenizer.vocab_size"
+    if isinstance(run.tokenizer, TwoVocabularies):
+        sizes = "tokenizer.source.vocab_size, tokenizer.target.vocab_size"
     usage = (
         "model.safetensors holds the parameters by their names, parts separated by dots; "
         "config.json the settings that they belong to. In this folder, with `pip install "
@@ -43,7 +47,7 @@ def write(run: Trained, folder: Path) -> tuple[str, str]:
         'settings = config.resolve(json.loads(Path("config.json").read_text()))\n'
         'tokenizer = load(Path("tokenizer.model"), config.source_normalization(settings))\n'
         "model = transformer.build_model(config.with_vocabulary(settings, "
-        "tokenizer.vocab_size).model)\n"
+        f"{sizes}).model)\n"
         'params = unflatten_dict(load_file("model.safetensors"), sep=".")\n'
         '(ids,) = tokenizer.encode(["A text."])\n'
         'logits = jax.jit(model.apply)({"params": params}, '

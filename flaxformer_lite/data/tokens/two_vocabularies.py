@@ -55,11 +55,7 @@ class TwoVocabularies:
     @property
     def models(self) -> dict[str, bytes]:
         """The files that other programs tokenise with: 'source.tokenizer.model', ..."""
-        return {
-            f"{side}.{name}": content
-            for side in SIDES
-            for name, content in tokenizer_of(self, side).models.items()
-        }
+        return {**models_of(self, "source"), **models_of(self, "target")}
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
@@ -93,6 +89,12 @@ def tokenizer_of(tokenizer: AnyTokenizer, side: str) -> AnyTokenizer:
     if isinstance(tokenizer, TwoVocabularies):
         return tokenizer.source if side == "source" else tokenizer.target
     return tokenizer
+
+
+def models_of(tokenizer: TwoVocabularies, side: str) -> dict[str, bytes]:
+    """Returns the part of `models` that belongs to a side."""
+    models = tokenizer_of(tokenizer, side).models
+    return {f"{side}.{name}": content for name, content in models.items()}
 
 
 def sizes(tokenizer: AnyTokenizer) -> Sizes:
