@@ -18,6 +18,7 @@ from flaxformer_lite.fields import (
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.vocabularies import check_vocabularies
+from flaxformer_lite.window_checks import check_whole_files, check_windows
 
 
 def check_contradictions(config: Config, given: Set[str]) -> None:
@@ -34,6 +35,8 @@ def check_contradictions(config: Config, given: Set[str]) -> None:
     _check_own_text(config, given)
     _check_normalization(config)
     _check_packing(config)
+    check_windows(config, given)
+    check_whole_files(config, given)
 
 
 def check_model(model: ModelConfig) -> None:
@@ -150,16 +153,18 @@ def _check_batches(config: Config) -> None:
         raise InputError(
             f"config.data.buckets: expected increasing positive lengths, got {data.buckets}."
         )
-    if data.buckets[-1] > config.model.max_length:
+    if data.windows is None and data.buckets[-1] > config.model.max_length:
         raise InputError(
             f"config.data.buckets: the longest, {data.buckets[-1]}, is over model.max_length = "
             f"{config.model.max_length}; shorten the bucket or raise model.max_length."
         )
-    if data.tokens_per_batch < data.buckets[-1] * data.rows_multiple:
+    longest = data.row_lengths[-1]
+    of_rows = "the longest bucket" if data.windows is None else "data.windows"
+    if data.tokens_per_batch < longest * data.rows_multiple:
         raise InputError(
             f"config.data.tokens_per_batch: {data.tokens_per_batch} is too small for "
-            f"data.rows_multiple = {data.rows_multiple} rows of the longest bucket, "
-            f"{data.buckets[-1]}; it must be at least {data.buckets[-1] * data.rows_multiple}."
+            f"data.rows_multiple = {data.rows_multiple} rows of "
+            f"{of_rows}, {longest}; it must be at least {longest * data.rows_multiple}."
         )
     if data.rows_multiple % accumulate:
         raise InputError(

@@ -1,7 +1,7 @@
 """The evaluator: loss, accuracy and the scores of each architecture, for parameters on a split.
 
-Translations are compared with references. A language model's bits are counted per byte of text. A
-classifier's predictions are counted in a confusion matrix.
+Translations are compared with references. A language model's loss is also counted per byte and per
+character of text. A classifier's predictions are counted in a confusion matrix.
 """
 
 import functools
@@ -17,7 +17,7 @@ from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.loader import stream
-from flaxformer_lite.data.pipeline import Split
+from flaxformer_lite.data.split import Split
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.decoding.compiled_decode import CompileWith
 from flaxformer_lite.model import parameters
@@ -116,7 +116,10 @@ class Evaluator:
             return Evaluation(values, samples=table, note=table)
         values = metrics.with_perplexity(values)
         if architecture == "decoder_lm":
-            values["bits_per_byte"] = float(sums["loss"][0]) / math.log(2) / split.text_bytes
+            nats = float(sums["loss"][0])
+            values["bits_per_byte"] = nats / math.log(2) / split.text_bytes
+            values["nats_per_character"] = nats / split.text_characters
+            values["bits_per_character"] = nats / math.log(2) / split.text_characters
             samples = "\n".join(self._generate(whole_params)) if decode != 0 else ""
             return Evaluation(values, samples=samples)
         texts, sources = split.texts, split.tokens.source

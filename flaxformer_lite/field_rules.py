@@ -54,8 +54,9 @@ AT_LEAST_ONE = """
     model.d_model model.num_heads model.num_kv_heads model.d_head model.d_ff model.max_length
     model.num_encoder_layers model.num_decoder_layers model.relative_clip model.attention_window
     data.tokens_per_batch data.rows_multiple data.vocabulary_sample data.longest_line
-    data.num_buckets optim.warmup_steps optim.decay_steps optim.accumulate_steps train.num_steps
-    train.log_every train.eval_every train.checkpoint_every train.keep_newest train.patience
+    data.num_buckets data.windows optim.warmup_steps optim.decay_steps optim.accumulate_steps
+    train.num_steps train.log_every train.eval_every train.checkpoint_every train.keep_newest
+    train.patience
     decode.top_k decode.beam_size decode.no_repeat_ngram decode.iterations decode.length_candidates
     decode.tokens_per_batch
 """.split()
@@ -119,6 +120,7 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
     "optim.eps": ("optim.optimizer", ("adam", "adamw", "muon", "schedule_free")),
     "optim.momentum": ("optim.optimizer", ("sgd", "muon")),
     "data.num_buckets": ("data.packing", (False,)),
+    "data.windows": ("model.architecture", ("decoder_lm",)),
     "train.r_drop": ("model.decoder", ("causal",)),
     "data.pretokenized": ("model.architecture", ("encoder_decoder",)),
     "data.bleu_tokenizer": ("model.architecture", ("encoder_decoder",)),

@@ -118,6 +118,8 @@ class DataConfig:
     faults: str = "refuse"
     # custom text: a line of more bytes is malformed
     longest_line: int = 100_000
+    # plain_text: a file is one text, with its line ends; slices of a split count characters
+    whole_files: bool = False
     # .tsv, .csv: line 1 names the columns; None: of .csv, and a warning if a file looks otherwise
     header: bool | None = None
     # .tsv, .csv: fields may be in quotes; False: never, a .csv is plain lines; None: as `header`
@@ -169,6 +171,8 @@ class DataConfig:
     num_buckets: int | None = None
     # a row of the longest bucket holds several examples, which do not attend to each other
     packing: bool = False
+    # language model: tokens of a row, consecutive ones of all texts joined; None: a text a row
+    windows: int | None = None
     # a batch's rows are a multiple of this, so that devices can share them
     rows_multiple: int = 8
     # seed of the order of examples
@@ -182,6 +186,11 @@ class DataConfig:
     normalization: str | None = None
     # sacreBLEU's tokenizer; None: by the target language, 'zh' for Chinese, '13a' for most
     bleu_tokenizer: str | None = None
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """The lengths that rows may be padded to, in tokens."""
+        return self.buckets if self.windows is None else (self.windows,)
 
 
 @dataclasses.dataclass(frozen=True)

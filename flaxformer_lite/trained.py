@@ -236,9 +236,9 @@ def together(runs: Mapping[str, Trained]) -> Trained:
     params = {f"members_{number}": run.params for number, run in enumerate(runs.values())}
     data = first.config.data
     buckets = tuple(sorted({min(length, model.config.max_length) for length in data.buckets}))
-    config = dataclasses.replace(
-        first.config, model=model.config, data=dataclasses.replace(data, buckets=buckets)
-    )
+    windows = None if data.windows is None else min(data.windows, model.config.max_length)
+    data = dataclasses.replace(data, buckets=buckets, windows=windows)
+    config = dataclasses.replace(first.config, model=model.config, data=data)
     members = tuple(f"{other}, {run.origin}" for other, run in others)
     with_others = dataclasses.replace(first.origin, others=members)
     return dataclasses.replace(first, config=config, model=model, params=params, origin=with_others)

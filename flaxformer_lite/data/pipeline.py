@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import numpy as np
 from flaxformer_lite.config import Config, DataConfig, source_normalization
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
-from flaxformer_lite.data.batches.loader import Batches, Tokens
+from flaxformer_lite.data.batches.loader import Batches, Plan, Tokens
+from flaxformer_lite.data.batches.windows import WindowPlan
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.sources.own_text import OwnText
+from flaxformer_lite.data.split import Split
 from flaxformer_lite.data.tokens import (
     store,
     subwords,
@@ -33,48 +35,6 @@ from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import absolute
 
 ROLES = ("train", "validation", "test")
-READ_AT_ONCE = 8192  # examples in memory as text, if a split is not in memory as a whole
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """One split of a dataset. If `texts` is None, `reader` reads them."""
-
-    texts: Examples | None
-    tokens: Tokens
-    plan: BatchPlan | PackedPlan
-    reader: Reader | None = None
-    drawing: SubwordSampler | None = None  # samples other ids in each epoch; None: fixed ids
-
-    def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the token counts of source and target for each example of the batch of `step`.
-
-        The counts include the end symbols, and are 0 on a missing side. With subword sampling, they
-        are the counts of the usual ids. The batch is the global one.
-        """
-        examples, _ = self.plan.span(step, step + 1)
-        sides = self.tokens.sides()
-        source, target = (
-            sides[name].offsets[examples + 1] - sides[name].offsets[examples] + 1
-            if name in sides
-            else np.zeros(len(examples), np.int64)
-            for name in ("source", "target")
-        )
-        return source, target
-
-    @functools.cached_property
-    def text_bytes(self) -> int:
-        """UTF-8 bytes of the target texts in the plan, the divisor of a loss in bits per byte."""
-        return sum(len(text.encode()) for text in self._usable_targets())
-
-    def _usable_targets(self) -> Iterator[str]:
-        used = self.plan.usable
-        if self.texts is not None:
-            targets = self.texts.target or []
-            yield from (targets[i] for i in used)
-        elif self.reader is not None:
-            for first in range(0, len(used), READ_AT_ONCE):
-                yield from self.reader(used[first : first + READ_AT_ONCE]).target or ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +146,7 @@ def _own_text(
         faults=data.faults,
         header=data.header,
         quoted=data.quoted,
+        whole_files=data.whole_files,
         beside=beside and absolute(beside),
     )
 
@@ -193,10 +154,16 @@ def _own_text(
 def read_split(dataset: Dataset, name: str, tokens: AnyTokenizer, config: Config) -> Split:
     """Returns a split by its TFDS name, tokenised and planned, with its texts in memory.
 
+    The texts of whole files are not in memory.
+
     Raises:
       InputError: the split does not exist, or none of its examples fits the batches.
     """
-    return make_split(dataset.read(name), tokens, config)
+    reader = dataset.reader(name)
+    if reader.part is None:
+        return make_split(dataset.read(name), tokens, config)
+    examples = _stored(reader, tokens, config)
+    return Split(None, examples, _plan(*examples.lengths(), config), reader)
 
 
 def read_part(dataset: Dataset, role: str, tokens: AnyTokenizer, config: Config) -> Split:
@@ -255,7 +222,7 @@ def stored_split(dataset: Dataset, name: str, tokens: AnyTokenizer, config: Conf
             for side, ids in sides.items()
         }
         lengths = grown.get("source"), grown.get("target")
-    return Split(None, examples, _plan(*lengths, config), reader, sampler)
+    return Split(None, examples, _plan(*lengths, config, train=True), reader, sampler)
 
 
 def _stored(reader: Reader, tokens: AnyTokenizer, config: Config) -> Tokens:
@@ -268,6 +235,9 @@ def _stored(reader: Reader, tokens: AnyTokenizer, config: Config) -> Tokens:
         multihost.by_process_0(lambda: store.tokenised(reader, tokens, start=_start(config)))
     columns = store.tokenised(reader, tokens, start=_start(config), show=jax.process_index() == 0)
     label = columns.pop("label", None)
+    if reader.part is not None:
+        texts = np.array(reader.part.texts)  # an example is a text, and not a piece of one
+        columns = {name: Ragged(ids.values, ids.offsets[texts]) for name, ids in columns.items()}
     return Tokens(**columns, label=None if label is None else np.asarray(label.values, np.int32))
 
 
@@ -277,9 +247,20 @@ def _start(config: Config) -> tuple[int, ...]:
 
 
 def _plan(
-    source_length_N: np.ndarray | None, target_length_N: np.ndarray | None, config: Config
-) -> BatchPlan | PackedPlan:
+    source_length_N: np.ndarray | None,
+    target_length_N: np.ndarray | None,
+    config: Config,
+    *,
+    train: bool = False,
+) -> Plan:
+    """Returns the plan of a split; `train`: the blocks of windows are shuffled."""
     data = config.data
+    sizes = {"tokens_per_batch": data.tokens_per_batch, "rows_multiple": data.rows_multiple}
+    if data.windows is not None:
+        assert target_length_N is not None, "a language model has targets"
+        return WindowPlan(
+            target_length_N, windows=data.windows, **sizes, seed=data.seed, shuffled=train
+        )
     make = (
         PackedPlan if data.packing else functools.partial(BatchPlan, num_buckets=data.num_buckets)
     )
@@ -287,8 +268,7 @@ def _plan(
         source_length_N,
         target_length_N,
         buckets=data.buckets,
-        tokens_per_batch=data.tokens_per_batch,
-        rows_multiple=data.rows_multiple,
+        **sizes,
         seed=data.seed,
     )
 
@@ -364,7 +344,8 @@ def _warn_of_equal_examples(
         part = dataset.part(role)
         examples = _stored(part.reader(name), tokens, config)
         is_slice = part is dataset and dataset.shared(config.data.train_split, name)
-        if is_slice or of_train is None:  # a slice of the same examples is warned of above
+        # a slice of the same examples is warned of above; a few whole files are no examples
+        if is_slice or of_train is None or config.data.whole_files:
             continue
         if shared := count_shared(examples.sides(), of_train):
             logging.warning(

@@ -13,7 +13,8 @@ from flaxformer_lite.trained import Trained
 
 UNKNOWN = "unknown"  # licence, if none is given
 SIGNED = ("bleu", "bleu_tokenized", "chrf")  # listed only with their sacreBLEU signature
-SCORES = (*SIGNED, "exact_match", "accuracy", "loss", "perplexity", "bits_per_byte")
+OF_TEXT = ("bits_per_byte", "bits_per_character", "nats_per_character")
+SCORES = (*SIGNED, "exact_match", "accuracy", "loss", "perplexity", *OF_TEXT)
 
 
 def card(run: Trained, paths: Workdir, *, kind: str, usage: str, license: str | None) -> str:

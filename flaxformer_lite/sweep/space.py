@@ -56,8 +56,9 @@ class Settings:
         return (self.direction or default) == "minimize"
 
 
-LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
-METRICS = (*CHOICES["train.best_metric"], "perplexity", "bits_per_byte")
+OF_LANGUAGE_MODELS = ("bits_per_byte", "bits_per_character", "nats_per_character")
+LOWER_IS_BETTER = ("loss", "perplexity", *OF_LANGUAGE_MODELS)
+METRICS = (*CHOICES["train.best_metric"], "perplexity", *OF_LANGUAGE_MODELS)
 CHOICES_OF_SETTINGS = {
     "objective": METRICS,
     "sampler": SAMPLERS,

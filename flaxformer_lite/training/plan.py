@@ -179,7 +179,7 @@ def decoding(config: Config, target: Target) -> Plan:
     decoder = Decoder(
         model, config.decode, rows_multiple=mesh.size, sharding=parallel.decoding_shardings(mesh)
     )
-    length = padded_length(max(config.data.buckets), config.model.max_length)
+    length = padded_length(max(config.data.row_lengths), config.model.max_length)
     rows = decoder.rows(length)
     steps = min(length + config.decode.max_extra_length, config.model.max_length)
     work = flops.decoding(config, rows, length, steps) / mesh.size

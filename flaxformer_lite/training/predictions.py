@@ -9,6 +9,8 @@ A batch is a dict of int32 arrays: `row` (B,), the number of each row in the glo
 A packed row has several texts, or pairs of texts. A packed batch also has `target_segment` (B, T),
 and `source_segment` (B, S) if there is a source. They contain the number of the text that each
 token belongs to, from 1; 0 is padding.
+
+A batch of windows also has `before` (B,): the token before the first one of `target`.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.fields import BOS, PAD
+from flaxformer_lite.fields import BOS, EOS, PAD
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import masking
 
@@ -49,6 +51,16 @@ def shift_right(labels_BT: jax.Array, segment_BT: jax.Array | None = None) -> ja
     return jnp.where(starts_BT, BOS, shifted_BT)
 
 
+def preceding(labels_BT: jax.Array, before_B: jax.Array) -> jax.Array:
+    """Returns the decoder's input for windows of a stream: the token before each label.
+
+    An end symbol is read as the start symbol of the next text, so that every text starts as one
+    that a row has for itself, and as a text to generate.
+    """
+    inputs_BT = jnp.concatenate([before_B[:, None], labels_BT[:, :-1]], axis=1)
+    return jnp.where(inputs_BT == EOS, BOS, inputs_BT)
+
+
 def decoder_inputs(
     batch: Batch, *, model: nn.Module
 ) -> tuple[tuple[jax.Array, ...], dict[str, Any]]:
@@ -57,6 +69,8 @@ def decoder_inputs(
     Returns:
       (source, decoder input) with an encoder, (decoder input,) without; and the segments by name.
     """
+    if "before" in batch:
+        return (preceding(batch["target"], batch["before"]),), {}
     segment_BT = batch.get("target_segment")
     inputs_BT = shift_right(batch["target"], segment_BT)
     if model.config.architecture == "decoder_lm":

@@ -10,8 +10,9 @@ import numpy as np
 
 from flaxformer_lite.config import Config, ModelConfig
 from flaxformer_lite.data.batches.loader import Batches
-from flaxformer_lite.data.pipeline import Data, Split
+from flaxformer_lite.data.pipeline import Data
 from flaxformer_lite.data.sources.examples import Examples
+from flaxformer_lite.data.split import Split
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokenizer_of

@@ -613,6 +613,8 @@ def test_a_language_model_learns_and_its_bits_per_byte_follow_from_its_loss(
         "accuracy",
         "perplexity",
         "bits_per_byte",
+        "bits_per_character",
+        "nats_per_character",
     }
     run, dataset = (
         trained.load(finished_language_model),

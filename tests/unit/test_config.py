@@ -51,6 +51,7 @@ OPTIONAL = {
     "data.test_dataset": "wmt15_translate/de-en",
     "data.text_features": "premise,hypothesis",
     "data.num_buckets": 3,
+    "data.windows": 67,
     "data.character_coverage": 0.99,
     "data.normalization": "nfc",
     "data.bleu_tokenizer": "char",
@@ -96,7 +97,7 @@ def in_effect(name, value):
         fields[f"data.{of_target}tokenizer_file"] = "a.model"
     if value == "schedule_free":
         fields["optim.schedule"] = "constant"
-    if name in ("data.faults", "data.longest_line"):
+    if name in ("data.faults", "data.longest_line", "data.whole_files"):
         fields |= {"data.dataset": "plain_text", "data.train_files": ("a.txt",)}
     if name in ("data.header", "data.quoted"):
         fields |= {"data.dataset": "parallel_text", "data.train_files": ("a.tsv",)}
@@ -255,6 +256,7 @@ def test_only_the_choices_of_a_field_are_accepted(name):
     ("data.bleu_tokenizer", "char"), ("model.target_vocab_size", 7),
     ("data.target_vocab_size", 7), ("data.target_tokenizer_file", "a.model"),
     ("data.target_tokenizer", "bpe"),
+    ("data.windows", 67),
     ("train.r_drop", 5.0), ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5),
     ("decode.seed", 3), ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3),
     ("decode.length_candidates", 3), ("decode.penalty", "power"), ("optim.decay_steps", 3),
@@ -303,7 +305,7 @@ def test_a_field_that_was_given_is_refused_also_if_its_value_is_the_default(name
 
 
 def test_the_test_above_has_every_field_of_read_if():
-    assert len(config_lib.READ_IF) == 29
+    assert len(config_lib.READ_IF) == 30
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))

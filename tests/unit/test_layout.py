@@ -32,6 +32,7 @@ ORDER = (
         "vocabularies",
         "tokenizer_checks",
         "training_checks",
+        "window_checks",
     ),
     ("field_rules", "fields", "scoring", "system"),
 )

@@ -13,11 +13,14 @@ import numpy as np
 
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan, bucket_rows
+from flaxformer_lite.data.batches.windows import Stream, WindowPlan
 from flaxformer_lite.data.tokens.ragged import Ragged, ranges
 from flaxformer_lite.fields import EOS, PAD
 
 NOTHING = -1  # the label, or the example number, of an empty row
 HASHED_AT_ONCE = 1 << 22  # ids, or rows, in one update of the fingerprint
+
+Plan = BatchPlan | PackedPlan | WindowPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Batches:
     def __init__(
         self,
         tokens: Tokens,
-        plan: BatchPlan | PackedPlan,
+        plan: Plan,
         *,
         num_steps: int,
         part: tuple[int, int] = (0, 1),
@@ -77,6 +80,9 @@ class Batches:
         self._tokens, self._plan, self._num_steps, self._sample = tokens, plan, num_steps, sample
         self._part = part
         self.drawn = self.not_fitting = 0
+        if isinstance(plan, WindowPlan):
+            assert tokens.target is not None, "a language model has targets"
+            self._stream = Stream(tokens.target)
 
     def __len__(self) -> int:
         return self._num_steps
@@ -87,9 +93,12 @@ class Batches:
         `source` and `target` (rows, length), unless the side is missing; `row` (rows,), the row
         numbers in the global batch; for a classifier `label` (rows,), -1 for an empty row; with a
         packed plan `source_segment` and `target_segment` (rows, length), the number of each token's
-        text within the row, from 1, and 0 for padding. An end symbol belongs to its text.
+        text within the row, from 1, and 0 for padding. An end symbol belongs to its text. With
+        windows, `before` (rows,), the token before the first one of `target`.
         """
         step = int(step)
+        if isinstance(self._plan, WindowPlan):
+            return self._windows(self._plan, step)
         rows, length = self._plan.shape(step)
         examples, size_B = self._plan.span(step, step + 1)
         index, count = self._part
@@ -112,6 +121,14 @@ class Batches:
             batch["label"] = np.full(len(row_B), NOTHING, np.int32)
             batch["label"][row_N] = self._tokens.label[examples]
         return batch
+
+    def _windows(self, plan: WindowPlan, step: int) -> dict[str, np.ndarray]:
+        rows, length = plan.shape(step)
+        index, count = self._part
+        row_B = np.split(np.arange(rows, dtype=np.int32), count)[index]
+        first_R, stop_R = plan.borders(step)
+        target, before_B = self._stream.fill(first_R[row_B], stop_R[row_B], length=length)
+        return {"row": row_B, "target": target, "before": before_B}
 
     def _fitting(self, sampled: Ragged, usual: Ragged, row_N: np.ndarray, length: int) -> Ragged:
         """Returns the sampled ids, but the usual ones in rows that are too short for them."""
@@ -180,7 +197,7 @@ def stream(
         yield ready
 
 
-def fingerprint(tokens: Tokens, plan: BatchPlan | PackedPlan) -> str:
+def fingerprint(tokens: Tokens, plan: Plan) -> str:
     """Returns the SHA-256 of all examples and of the batches of the first epoch."""
     digest = hashlib.sha256(repr((plan.buckets, plan.rows, plan.seed)).encode())
     for side in tokens.sides().values():
@@ -212,7 +229,8 @@ def possible_shapes(config: Config) -> list[tuple[int, int]]:
     With packing, or with `num_buckets` chosen from the data, only the longest bucket is known.
     """
     data = config.data
-    buckets = data.buckets if data.num_buckets is None and not data.packing else data.buckets[-1:]
+    lengths = data.row_lengths
+    buckets = lengths if data.num_buckets is None and not data.packing else lengths[-1:]
     rows = bucket_rows(
         buckets, tokens_per_batch=data.tokens_per_batch, rows_multiple=data.rows_multiple
     )
@@ -229,5 +247,7 @@ def batch_struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeD
     if config.data.packing:
         names += [f"{name}_segment" for name in names]
     batch = {name: jax.ShapeDtypeStruct((rows, length), np.int32) for name in names}
-    by_row = ("row", "label") if config.model.architecture == "encoder_classifier" else ("row",)
+    by_row = ["row"]
+    by_row += ["label"] if config.model.architecture == "encoder_classifier" else []
+    by_row += ["before"] if config.data.windows is not None else []
     return batch | {name: jax.ShapeDtypeStruct((rows,), np.int32) for name in by_row}

@@ -15,7 +15,7 @@ from tensorflow_datasets.core import dataset_builder, splits, writer
 from tensorflow_datasets.proto import tf_example_pb2
 
 from flaxformer_lite.data.cldr import languages, phrase_families
-from flaxformer_lite.data.sources import own_text, text_files
+from flaxformer_lite.data.sources import own_text, text_files, whole_texts
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.sources.preparation import REPORT, SameBytesWriter, data_root, root_of
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus, Fault
@@ -175,6 +175,9 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):  # t
         self.info.set_splits(
             splits.SplitDict([self._write(split, found[split].shards) for split in found])
         )
+        for split, corpus in self._corpora.items():
+            if corpus.form == whole_texts.FORM:
+                whole_texts.write_index(corpus, Path(self.data_dir), split)
         if identify(self._own, self._corpora, root_of(self))[0] != self.builder_config.name:
             raise InputError(
                 f"{self._own.kind}: a file has changed while it was read; start again when all "

@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from flaxformer_lite.config import did_you_mean
-from flaxformer_lite.data.sources import builders, modular_addition, preparation
+from flaxformer_lite.data.sources import builders, modular_addition, preparation, whole_texts
 from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.system.errors import InputError
@@ -66,6 +65,7 @@ class Dataset:
         else:
             self._builder, self.contents = builders.own_texts(own_text)
         self.version = str(self._builder.version)
+        self._has_whole_files = own_text is not None and own_text.whole_files
         self.languages: tuple[str, str] | None = None
         self.label_names: list[str] | None = None
         self._texts = self._features_of_type(tfds.features.Text)
@@ -91,7 +91,7 @@ class Dataset:
         self.sides = self.text_names if self._reads_both(text_features) else ()
         self._to_generate = own_text is not None or name.split("/")[0] in preparation.GENERATED
         if not self._to_generate:
-            _check_prepared(name, self._builder)
+            preparation.check_prepared(name, self._builder)
 
     @property
     def text_names(self) -> tuple[str, ...]:
@@ -141,7 +141,13 @@ class Dataset:
             reader([0])
 
     def shared(self, one: str, other: str) -> int:
-        """Returns the number of examples that two splits, or slices of them, have in common."""
+        """Returns the number of examples that two splits, or slices of them, have in common.
+
+        Of whole files it is the number of characters.
+        """
+        if self._has_whole_files:
+            wholes = [self._part(split) for split in (one, other)]
+            return wholes[0].overlap(wholes[1]) if wholes[0] and wholes[1] else 0
         parts = [self._builder.info.splits[split].file_instructions for split in (one, other)]
         ranges = [
             [(part.filename, part.skip, part.skip + part.take) for part in of_split]
@@ -170,8 +176,10 @@ class Dataset:
         Raises:
           InputError: the split does not exist.
         """
-        records = self._open_split(split).data_source
-        parts = self._builder.info.splits[split].file_instructions
+        part = self._part(split)
+        of_records = split if part is None else part.of_records
+        records = self._open_split(of_records).data_source
+        parts = self._builder.info.splits[of_records].file_instructions
         columns = {
             "source": self._source,
             "target": self._target,
@@ -193,7 +201,13 @@ class Dataset:
             },
             kind=KIND in self._texts,
             variable_languages=self._variable_languages,
+            part=part,
         )
+
+    def _part(self, split: str) -> whole_texts.Part | None:
+        """Returns the characters of `split`; None if its examples are not whole files."""
+        folder = Path(self._builder.data_dir)
+        return whole_texts.part(split, folder) if self._has_whole_files else None
 
     def _open_split(self, split: str) -> Any:
         # For plain text, TFDS's decoding takes 2 times as long.
@@ -373,24 +387,3 @@ def _open(name: str) -> tfds.core.DatasetBuilder:
         return preparation.open_prepared(name)
     except InputError as error:
         raise InputError(f"cannot open {name!r}: {error}", where="config.data.dataset") from error
-
-
-def _check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
-    file_format = builder.info.file_format.value
-    if builder.info.splits and file_format != "array_record":
-        raise InputError(
-            f"{builder.data_dir} is prepared as {file_format}, and reading needs array_record; "
-            "convert it once, where TensorFlow is installed, with: "
-            "python -m tensorflow_datasets.scripts.convert_format "
-            + shlex.quote(f"--dataset_version_dir={builder.data_dir}")
-            + f" --out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set "
-            "TFDS_DATA_DIR=NEW",
-            where="config.data.dataset",
-        )
-    if not builder.info.splits:
-        raise InputError(
-            f"{name} is not prepared: {builder.data_dir} is empty; set TFDS_DATA_DIR "
-            "to its folder, or prepare it once, on a machine with TensorFlow, with: "
-            f"tfds build {shlex.quote(name)} --file_format=array_record",
-            where="config.data.dataset",
-        )

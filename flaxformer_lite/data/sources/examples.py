@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tensorflow_datasets.proto import tf_example_pb2
 
+from flaxformer_lite.data.sources import whole_texts
 from flaxformer_lite.system.errors import InputError
 
 KIND = "kind"  # a feature with this name groups examples in reports; it is never part of a text
@@ -65,6 +66,8 @@ class Reader:
     kind: bool  # whether the examples have a kind
     # the name of a feature with texts in a variable set of languages
     variable_languages: str | None = None
+    # the range of characters, if the records are pieces of whole files
+    part: whole_texts.Part | None = None
 
     def __len__(self) -> int:
         return len(self.records)
@@ -83,10 +86,22 @@ class Reader:
         ]
         return Examples(
             source=self._texts("source", examples),
-            target=self._texts("target", examples),
+            target=self._targets(numbers, examples),
             label=self._labels(examples) if "label" in self.columns else None,
             kind=[_text(example, KIND) for example in examples] if self.kind else None,
         )
+
+    def records_of(self, texts: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the records of these texts: their own, if they are not pieces."""
+        return texts if self.part is None else self.part.records_of(texts)
+
+    def _targets(
+        self, numbers: Sequence[int] | np.ndarray, examples: Sequence[Mapping[str, Any]]
+    ) -> list[str] | None:
+        targets = self._texts("target", examples)
+        if self.part is None or targets is None:
+            return targets
+        return self.part.cut(numbers, targets)
 
     def _texts(self, column: str, examples: Sequence[Mapping[str, Any]]) -> list[str] | None:
         """Returns the joined texts of a column, one an example; None if there is no such column."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flaxformer_lite.data.sources import tables, text_files
+from flaxformer_lite.data.sources import tables, text_files, whole_texts
 from flaxformer_lite.data.sources.tables import DELIMITERS
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
 from flaxformer_lite.system.compressed import without_suffix
@@ -47,7 +47,7 @@ class OwnText:
       labels: the names of all classes; None: the labels of the training split.
       longest_line: as `data.longest_line`.
       faults: as `data.faults`.
-      header, quoted: as `data.header` and `data.quoted`.
+      header, quoted, whole_files: as in `data`.
       beside: a folder, usually the workdir of the run; files that are not where they are named are
         looked for below its parents.
     """
@@ -61,6 +61,7 @@ class OwnText:
     beside: Path | None = None
     header: bool | None = None
     quoted: bool | None = None
+    whole_files: bool = False
 
 
 class MissingFile(InputError):
@@ -74,7 +75,7 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
       InputError: a file is missing, the sides have different numbers of files, or the files do not
         match the kind.
     """
-    found = {}
+    found: dict[str, Corpus] = {}
     for split, patterns in own.files.items():
         field = f"config.data.{split}_files"
         if not 1 <= len(patterns) <= (2 if FORMS[own.kind][0] else 1):
@@ -83,6 +84,10 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
                 f"{field}: {own.kind} takes {wanted}, which may be globs; got {patterns}."
             )
         rows = _paired_files(field, patterns, own.beside)
+        if own.whole_files and own.kind == "plain_text":
+            names = own.names or (TEXT,)
+            found[split] = whole_texts.WholeFiles(rows, whole_texts.FORM, names, own.longest_line)
+            continue
         allowed = FORMS[own.kind][2 - len(rows[0])]
         found[split] = _corpus(own, rows, _form(field, rows, allowed, quoted=own.quoted))
     if own.kind == "parallel_text":

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import io
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -187,3 +188,25 @@ def generate(builder: tfds.core.DatasetBuilder) -> None:
             builder.download_and_prepare()
     finally:
         tfds.enable_progress_bar()
+
+
+def check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
+    """Raises InputError if the dataset `name` is not prepared, or not as ArrayRecord."""
+    file_format = builder.info.file_format.value
+    if builder.info.splits and file_format != "array_record":
+        raise InputError(
+            f"{builder.data_dir} is prepared as {file_format}, and reading needs array_record; "
+            "convert it once, where TensorFlow is installed, with: "
+            "python -m tensorflow_datasets.scripts.convert_format "
+            + shlex.quote(f"--dataset_version_dir={builder.data_dir}")
+            + f" --out_file_format=array_record --out_dir=NEW/{builder.info.full_name}, and set "
+            "TFDS_DATA_DIR=NEW",
+            where="config.data.dataset",
+        )
+    if not builder.info.splits:
+        raise InputError(
+            f"{name} is not prepared: {builder.data_dir} is empty; set TFDS_DATA_DIR "
+            "to its folder, or prepare it once, on a machine with TensorFlow, with: "
+            f"tfds build {shlex.quote(name)} --file_format=array_record",
+            where="config.data.dataset",
+        )

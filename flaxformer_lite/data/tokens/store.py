@@ -33,6 +33,7 @@ from flaxformer_lite.data.sources.examples import Reader
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.two_vocabularies import tokenizer_of
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import locked
 
 FORMAT = 1
@@ -94,6 +95,8 @@ def tokenised(
 
 def _key(reader: Reader, column: str, tokenizer: AnyTokenizer, start: Sequence[int]) -> str:
     data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
+    if reader.part is not None:
+        data += [reader.part.begin, reader.part.end]
     made_by = None if column == "label" else [tokenizer.made_by(column), *map(int, start)]
     return hashlib.sha256(json.dumps([data, made_by]).encode()).hexdigest()[:32]
 
@@ -171,16 +174,47 @@ class Work:
                     range(first, min(first + READ_AT_ONCE, self.border[part + 1]))
                 )
                 for column, (ids_file, lengths_file) in opened.items():
-                    rows = Ragged.of(self._rows(column, getattr(examples, column)))
+                    rows = Ragged.of(self._rows(column, getattr(examples, column), first))
                     rows.values.astype(self.type_of(column)).tofile(ids_file)
                     rows.lengths().astype(np.int32).tofile(lengths_file)
                 done(len(examples))
 
-    def _rows(self, column: str, values: Any) -> Sequence[Sequence[int] | np.ndarray]:
+    def _rows(self, column: str, values: Any, first: int) -> Sequence[Sequence[int] | np.ndarray]:
+        """Returns the ids of the texts of a column, or the labels; `first`: number of the first."""
         if column == "label":
             return values[:, None]
+        if self.reader.part is not None:
+            starts = self.reader.part.starts(range(first, first + len(values)))
+            return encode_pieces(self.tokenizer, values, starts, side=column)
         rows = self.tokenizer.encode(values, side=column, threads=1)
         return [[*self.start, *ids] for ids in rows] if self.start else rows
+
+
+def encode_pieces(
+    tokenizer: AnyTokenizer, texts: Sequence[str], starts: Sequence[bool], *, side: str
+) -> list[np.ndarray]:
+    """Returns the ids of pieces of texts: joined, they are the ids of each whole text.
+
+    A tokenizer may put a space in front of a text, which does not belong in front of a piece that
+    continues one. Such a piece is therefore encoded after a line end, whose ids are then removed.
+    No token spans a line end, as tokenizers are trained on single lines.
+
+    Args:
+      starts: whether each piece is the start of a text.
+
+    Raises:
+      InputError: a token of the tokenizer does span a line end.
+    """
+    (line_end,) = tokenizer.encode(["\n"], side=side, threads=1)
+    prefixed = [text if start else "\n" + text for text, start in zip(texts, starts, strict=True)]
+    rows = tokenizer.encode(prefixed, side=side, threads=1)
+    for row, start, text in zip(rows, starts, texts, strict=True):
+        if not start and not np.array_equal(row[: len(line_end)], line_end):
+            raise InputError(
+                f"config.data.tokenizer_file: expected tokens within lines, got one of a line end "
+                f"and the start of {text[:20]!r}; use another tokenizer with data.whole_files."
+            )
+    return [row if start else row[len(line_end) :] for row, start in zip(rows, starts, strict=True)]
 
 
 def _write(work: Work, root: Path, keys: Mapping[str, str], *, show: bool) -> None:
