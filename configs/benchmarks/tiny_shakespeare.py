@@ -21,7 +21,7 @@ def get_config():
     config.data.update(dataset="plain_text", train_files=("input.txt",), whole_files=True)
     config.data.update(train_split="train[:90%]")
     config.data.update(validation_split="train[90%:]", test_split="train[90%:]")
-    config.data.update(tokenizer="char", vocab_size=100, vocab_limit="soft")
+    config.data.update(tokenizer="char", vocab_size=None)
     config.data.update(windows=64, tokens_per_batch=12 * 64, rows_multiple=12)
     config.optim.update(optimizer="adamw", b2=0.99, eps=1e-8, weight_decay=0.1, clip_norm=1.0)
     config.optim.update(schedule="cosine", learning_rate=1e-3, warmup_steps=100)

@@ -204,20 +204,28 @@ def test_the_stored_ids_of_two_slices_are_kept_apart(tmp_path, tokens):
     assert sizes[0] == sizes[2] != sizes[1] == sizes[3]
 
 
-def test_a_tokenizer_with_a_token_over_a_line_end_is_refused(tmp_path):
-    class Crossing:
-        vocab_size = 300
+class Crossing:
+    """Characters as ids, and a token of a line end and a W; `prefix`: an id in front of a text."""
 
-        def made_by(self, side):
-            return "crossing"
+    vocab_size = 300
 
-        def encode(self, texts, *, side, threads=None):
-            pairs = [text.replace("\nW", "W").replace("\n", "\x01") for text in texts]
-            return [np.array([ord(c) % 250 + 4 for c in text], np.int32) for text in pairs]
+    def __init__(self, prefix):
+        self.prefix = prefix
 
+    def made_by(self, side):
+        return f"crossing {self.prefix}"
+
+    def encode(self, texts, *, side, threads=None):
+        rows = [[*self.prefix, *map(ord, text.replace("\nW", "\x01"))] for text in texts]
+        return [np.array(row, np.int32) % 250 + 4 for row in rows]
+
+
+def test_a_token_over_a_line_end_is_left_out_if_the_tokenizer_adds_no_space(tmp_path):
     config = config_of(write(tmp_path, a=TEXT))
+    split = pipeline.read_split(opened(config), "train", Crossing([]), config)
+    assert split.tokens.target[0].tolist() == [ord(letter) % 250 + 4 for letter in TEXT]
     with pytest.raises(InputError, match="expected tokens within lines, got one of a line end"):
-        pipeline.read_split(opened(config), "train", Crossing(), config)
+        pipeline.read_split(opened(config), "train", Crossing([99]), config)
 
 
 def test_other_files_of_plain_text_are_read_whole_whatever_their_suffix(tmp_path):

@@ -40,6 +40,7 @@ class Texts:
     files: tuple = (("train", 0, 92, 7919, 1),)
     name: str = "texts/en-de"
     split: str = "train"
+    part: None = None  # its examples are no pieces of whole files
     read: int = 0
 
     def __len__(self):

@@ -197,24 +197,36 @@ def encode_pieces(
 
     A tokenizer may put a space in front of a text, which does not belong in front of a piece that
     continues one. Such a piece is therefore encoded after a line end, whose ids are then removed.
-    No token spans a line end, as tokenizers are trained on single lines.
+    That needs tokens that do not span a line end, as those of tokenizers trained on lines. A
+    tokenizer that has others, and adds no space, encodes the piece alone.
 
     Args:
       starts: whether each piece is the start of a text.
 
     Raises:
-      InputError: a token of the tokenizer does span a line end.
+      InputError: the tokenizer adds a space, and a token of it spans a line end.
     """
     (line_end,) = tokenizer.encode(["\n"], side=side, threads=1)
     prefixed = [text if start else "\n" + text for text, start in zip(texts, starts, strict=True)]
     rows = tokenizer.encode(prefixed, side=side, threads=1)
-    for row, start, text in zip(rows, starts, texts, strict=True):
-        if not start and not np.array_equal(row[: len(line_end)], line_end):
-            raise InputError(
-                f"config.data.tokenizer_file: expected tokens within lines, got one of a line end "
-                f"and the start of {text[:20]!r}; use another tokenizer with data.whole_files."
-            )
-    return [row if start else row[len(line_end) :] for row, start in zip(rows, starts, strict=True)]
+    spans = [
+        not start and not np.array_equal(row[: len(line_end)], line_end)
+        for row, start in zip(rows, starts, strict=True)
+    ]
+    if any(spans) and len(line_end) > 1:
+        raise InputError(
+            "config.data.tokenizer_file: expected tokens within lines, got one of a line end and "
+            f"the start of {texts[spans.index(True)][:20]!r}; use another tokenizer with "
+            "data.whole_files."
+        )
+    alone = tokenizer.encode(
+        [text for text, spanned in zip(texts, spans, strict=True) if spanned], side=side, threads=1
+    )
+    of_spanned = iter(alone)
+    return [
+        row if start else next(of_spanned) if spanned else row[len(line_end) :]
+        for row, start, spanned in zip(rows, starts, spans, strict=True)
+    ]
 
 
 def _write(work: Work, root: Path, keys: Mapping[str, str], *, show: bool) -> None:
