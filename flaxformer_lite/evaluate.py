@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from flaxformer_lite import scoring, trained
+from flaxformer_lite import scoring, symbol_scores, trained
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.datasets import Dataset
@@ -37,6 +37,8 @@ def evaluate_run(
     references: Mapping[str, Sequence[str]] | None = None,
     bootstrap: int = 0,
     seed: int = scoring.SEED,
+    symbols: bool = False,
+    groups: Sequence[str] | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
 ) -> Evaluation:
     """Returns all metrics of a loaded model on a split; see `evaluate`.
@@ -45,7 +47,7 @@ def evaluate_run(
       files: for custom text, where the files of 'train', 'validation' or 'test' are now; they are
         known by their contents.
       references: texts by name, to compare translations with in place of the targets of the split.
-      bootstrap, seed: as in `Evaluator.evaluate`.
+      bootstrap, seed, symbols, groups: as in `Evaluator.evaluate`.
 
     Raises:
       InputError: the split does not exist; the numbers of its examples and of references differ;
@@ -64,11 +66,15 @@ def evaluate_run(
         )
     bootstrap = given.whole_number(bootstrap, name="bootstrap", least=0)
     seed = given.whole_number(seed, name="seed", least=0)
+    if groups is not None and groups != symbol_scores.LENGTH:
+        groups = given.texts(groups, name="groups", item="group")
     config, data = run.config, run.config.data
-    if (references or bootstrap) and config.model.architecture != "encoder_decoder":
-        flag = "--references" if references else "--bootstrap"
+    wanted = {"references": references, "bootstrap": bootstrap, "symbols": symbols}
+    flags = [f"--{name}" for name, value in {**wanted, "groups": groups}.items() if value]
+    if flags and config.model.architecture != "encoder_decoder":
         raise InputError(
-            f"{flag}: applies only to translations, and a {config.model.architecture!r} makes none."
+            f"{flags[0]}: applies only to translations, and a {config.model.architecture!r} makes "
+            "none."
         )
     named = {
         "train": data.train_split,
@@ -78,8 +84,9 @@ def evaluate_run(
     name = named.get(split, split)
     dataset = _dataset_of(run, name, files)
     examples = pipeline.read_split(dataset.part(split), name, run.tokenizer, config)
-    if references:
-        counts = {name: len(texts) for name, texts in references.items()}
+    named_groups = {} if groups in (None, symbol_scores.LENGTH) else {"the groups": groups}
+    if references or named_groups:
+        counts = {name: len(texts) for name, texts in {**references, **named_groups}.items()}
         scoring.check_counts({f"the {split} split": len(examples.texts or ()), **counts})
     run_report.say_left_out(split, examples)
     run_report.say_unknown({split: examples}, run.tokenizer)
@@ -88,7 +95,14 @@ def evaluate_run(
     )
     texts = list(references.values()) if references else None
     return evaluator.evaluate(
-        run.params, run.params, examples, references=texts, bootstrap=bootstrap, seed=seed
+        run.params,
+        run.params,
+        examples,
+        references=texts,
+        bootstrap=bootstrap,
+        seed=seed,
+        symbols=symbols,
+        groups=groups,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import flax.linen as nn
 import numpy as np
 
-from flaxformer_lite import scoring, trained
+from flaxformer_lite import group_scores, scoring, trained
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
@@ -95,6 +95,8 @@ class Evaluator:
         references: Sequence[Sequence[str]] | None = None,
         bootstrap: int = 0,
         seed: int = scoring.SEED,
+        symbols: bool = False,
+        groups: Sequence[str] | None = None,
     ) -> Evaluation:
         """Evaluates parameters on a split.
 
@@ -107,6 +109,10 @@ class Evaluator:
           bootstrap: the number of resamples for confidence intervals of the scores; 0: no
             intervals.
           seed: the seed of resampling.
+          symbols: whether the error rates of symbols are computed even if the tokenizer of the
+            targets has other tokens.
+          groups: the name of each translation's group, for scores by group; 'length': ranges of
+            the reference's length.
         """
         sums = self._sum_over(split, params, "eval")
         values = metrics.divide(sums)
@@ -131,7 +137,11 @@ class Evaluator:
             return Evaluation(values)
         hypotheses = self._translate(whole_params, sources[:count])
         references = [each[:count] for each in references or [texts.target]]
-        scores = self._score(hypotheses, references, bootstrap=bootstrap, seed=seed)
+        settings = self._settings(symbols)
+        scores = self._score(hypotheses, references, settings, bootstrap=bootstrap, seed=seed)
+        by_group = {}
+        if groups is not None:
+            by_group = group_scores.scores_by_group(hypotheses, references, groups, **settings)
         if decode is None and texts.kind is not None:
             values |= scores.values | by_kind(hypotheses, references, texts.kind)
         else:
@@ -148,6 +158,7 @@ class Evaluator:
             hypotheses=hypotheses,
             scores=scores,
             too_long=too_long,
+            groups=by_group,
         )
 
     def _confusion(self, params: Params, split: Split) -> str:
@@ -155,19 +166,23 @@ class Evaluator:
         counts_CC = self._sum_over(split, params, "confusion")
         return run_report.confusion(np.asarray(counts_CC), self._label_names or ())
 
+    def _settings(self, symbols: bool) -> scoring.SettingsGiven:
+        """Returns how translations are scored, by the config."""
+        data = self._config.data
+        symbols = symbols or data.has_symbols
+        if data.pretokenized:
+            return {"tokenized": True, "symbols": symbols}
+        return {"tokenizer": evaluations.bleu_tokenizer(self._config), "symbols": symbols}
+
     def _score(
         self,
         hypotheses: Sequence[str],
         references: Sequence[Sequence[str]],
+        settings: scoring.SettingsGiven,
         *,
         bootstrap: int,
         seed: int,
     ) -> scoring.Scores:
-        settings: scoring.SettingsGiven = (
-            {"tokenized": True}
-            if self._config.data.pretokenized
-            else {"tokenizer": evaluations.bleu_tokenizer(self._config)}
-        )
         if not bootstrap:
             return scoring.score(hypotheses, references, **settings)
         return scoring.resample(

@@ -6,6 +6,11 @@ from flaxformer_lite.fields import ModelConfig
 
 # of sacreBLEU
 BLEU_TOKENIZERS = ("13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores200", "spm")
+ERROR_RATES = ("symbol_error_rate", "sequence_error_rate")  # in percent; see symbol_scores.py
+# Metrics of an evaluation that are better if they are lower; all others are better if higher.
+# Losses of a language model divided by the size of its texts.
+OF_TEXT = ("bits_per_byte", "bits_per_character", "nats_per_character")
+LOWER_IS_BETTER = ("loss", "perplexity", *OF_TEXT, *ERROR_RATES)
 
 # Kinds of tokenizers: trained as SentencePiece models; with the symbols of all training texts,
 # counted; read from `data.tokenizer_file`.
@@ -36,7 +41,10 @@ CHOICES = {
     "optim.schedule": ("paper", "inverse_sqrt", "linear", "cosine", "wsd", "constant"),
     "data.normalization": ("none", "whitespace", "nfc", "nfkc"),
     "data.bleu_tokenizer": BLEU_TOKENIZERS,
-    "train.best_metric": ("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
+    "train.best_metric": (
+        *("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
+        *ERROR_RATES,
+    ),
     "decode.method": ("greedy", "sample", "beam", "mask_predict"),
     "decode.penalty": ("wu", "power"),
     "parallel.mode": ("mesh", "pmap"),

@@ -192,6 +192,11 @@ class DataConfig:
         """The lengths that rows may be padded to, in tokens."""
         return self.buckets if self.windows is None else (self.windows,)
 
+    @property
+    def has_symbols(self) -> bool:
+        """Whether targets are symbols with spaces between them, whose error rates are computed."""
+        return (self.target_tokenizer or self.tokenizer) in ("spaces", "word")
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:

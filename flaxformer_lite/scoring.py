@@ -1,5 +1,7 @@
 """Scores of translations: BLEU, chrF and TER by sacreBLEU, exact match, confidence intervals.
 
+`symbol_scores.py` has the error rates of symbols, such as phones.
+
 There are 2 kinds of BLEU, with different names. `bleu` and `chrf` compare raw texts with raw
 references; for BLEU sacreBLEU tokenizes both, by a tokenizer that fits the target language, see
 `tokenizer_for`. Scores by different tokenizers are not comparable. `bleu_tokenized` compares texts
@@ -24,6 +26,7 @@ import numpy as np
 import sacrebleu
 from sacrebleu.significance import PairedTest, estimate_ci
 
+from flaxformer_lite import symbol_scores
 from flaxformer_lite.field_rules import BLEU_TOKENIZERS
 from flaxformer_lite.system.errors import InputError
 
@@ -33,6 +36,7 @@ DEFAULT_TOKENIZER = "13a"  # for languages that separate words by spaces
 MECAB = {"ja": ("ja-mecab", "MeCab"), "ko": ("ko-mecab", "mecab_ko")}
 # languages that do not separate words by spaces, and have no tokenizer of their own
 UNSPACED = ("th", "km", "lo", "my")
+ROUNDING = 1e-9  # differences of ratios below it are of rounding
 
 Texts = Sequence[str]
 Metric = sacrebleu.BLEU | sacrebleu.CHRF | sacrebleu.TER
@@ -44,8 +48,9 @@ class Settings:
 
     tokenizer: str = DEFAULT_TOKENIZER  # of BLEU, one of BLEU_TOKENIZERS
     tokenized: bool = False  # whether the texts are already tokenized
-    lowercase: bool = False  # whether case is ignored, by BLEU, chrF and TER
+    lowercase: bool = False  # whether case is ignored, by all scores but exact match
     ter: bool = False  # whether TER is computed too
+    symbols: bool = False  # whether the error rates of symbols are computed too
 
 
 class SettingsGiven(TypedDict, total=False):
@@ -55,13 +60,15 @@ class SettingsGiven(TypedDict, total=False):
     tokenized: bool
     lowercase: bool
     ter: bool
+    symbols: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
     """The scores of translations, by name."""
 
-    # exact_match from 0 to 1; bleu and chrf, or bleu_tokenized, from 0 to 100
+    # exact_match from 0 to 1; bleu and chrf, or bleu_tokenized, from 0 to 100; error rates in
+    # percent, NaN if the references have no symbols
     values: dict[str, float]
     signatures: dict[str, str]  # sacreBLEU's
     # The mean over resamples, and half the width of the 95 % confidence interval.
@@ -155,7 +162,8 @@ def score(
         or the tokenizer is not installed.
     """
     _check(hypotheses, references)
-    values = {"exact_match": float(exact_matches(hypotheses, references).mean())}
+    ratios = _ratios(hypotheses, references, Settings(**settings))
+    values = {name: symbol_scores.quotient(*ratio) for name, ratio in ratios.items()}
     signatures = {}
     for name, metric in corpus_metrics(Settings(**settings)).items():
         values[name] = metric.corpus_score(
@@ -190,7 +198,11 @@ def resample(
     if seed < 1:  # sacreBLEU treats 0 as no seed
         raise InputError(f"the seed of resampling: expected 1 or more, got {seed}.")
     references = [list(texts) for texts in references]
-    found = [_resampled_matches(systems, references, bootstrap=bootstrap, seed=seed)]
+    ratios = [_ratios(each, references, Settings(**settings)) for each in systems]
+    found = [
+        _resampled_ratio(name, [each[name] for each in ratios], bootstrap=bootstrap, seed=seed)
+        for name in ratios[0]
+    ]
     signatures = {}
     for name, metric in corpus_metrics(Settings(**settings)).items():
         rows, signatures[name] = _resampled_metric(
@@ -256,25 +268,50 @@ def _resampled_metric(
     ], str(signature)
 
 
-def _resampled_matches(
-    systems: Sequence[Texts], references: Sequence[Texts], *, bootstrap: int, seed: int
+Ratio = tuple[np.ndarray, np.ndarray]  # of sums: numerator and denominator of each sentence
+
+
+def _ratios(hypotheses: Texts, references: Sequence[Texts], settings: Settings) -> dict[str, Ratio]:
+    """Returns the scores that are ratios of sums over sentences, by name."""
+    hits_N = exact_matches(hypotheses, references)
+    ratios = {"exact_match": (hits_N, np.ones(len(hits_N)))}
+    if settings.symbols:
+        if settings.lowercase:
+            hypotheses, *references = (
+                [text.lower() for text in texts] for texts in (hypotheses, *references)
+            )
+        ratios |= symbol_scores.rates(hypotheses, references)
+    return ratios
+
+
+def _resampled_ratio(
+    name: str, systems: Sequence[Ratio], *, bootstrap: int, seed: int
 ) -> list[_Resampled]:
-    """Returns the exact match of each system, resampled and tested as sacreBLEU does."""
-    rng, count = np.random.default_rng(seed), len(systems[0])
+    """Returns a ratio of each system, resampled and tested as sacreBLEU does."""
+    base_above, base_below = systems[0]
+    rng, count = np.random.default_rng(seed), len(base_above)
     sampled = rng.choice(count, size=(bootstrap, count), replace=True)
-    sign = 1.0 - 2.0 * rng.integers(2, size=(bootstrap, count))
+    swapped = rng.integers(2, size=(bootstrap, count))  # between a system and the first one
     rows: list[_Resampled] = []
-    baseline = None
-    for hypotheses in systems:
-        hits = exact_matches(hypotheses, references)
-        baseline, p = hits if baseline is None else baseline, None
+    for above, below in systems:
+        value, p = symbol_scores.quotient(above, below), None
         if rows:
-            gained = hits - baseline
-            by_chance = np.abs(sign @ gained) >= abs(gained.sum())
-            p = (by_chance.sum() + 1) / (bootstrap + 1)
-        mean, half = map(float, estimate_ci(hits[sampled].mean(axis=1)))
-        rows.append(_Resampled("exact_match", hits.mean(), (mean, half), p))
+            moved, also = swapped @ (above - base_above), swapped @ (below - base_below)
+            first = _quotients(base_above.sum() + moved, base_below.sum() + also)
+            second = _quotients(above.sum() - moved, below.sum() - also)
+            is_smaller = np.abs(second - first) < abs(value - rows[0].value) - ROUNDING
+            p = (np.sum(~is_smaller) + 1) / (bootstrap + 1)
+        samples = _quotients(above[sampled].sum(axis=1), below[sampled].sum(axis=1))
+        mean, half = map(float, estimate_ci(samples))
+        rows.append(_Resampled(name, value, (mean, half), p))
     return rows
+
+
+def _quotients(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Returns the quotients; NaN if a denominator is 0."""
+    quotients = np.full(len(above), np.nan)
+    np.divide(above, below, out=quotients, where=below != 0)
+    return quotients
 
 
 def corpus_metrics(settings: Settings) -> dict[str, Metric]:

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Sequence, Set
 
-from flaxformer_lite.field_rules import CHOICES, DROPOUTS
+from flaxformer_lite.field_rules import CHOICES, DROPOUTS, ERROR_RATES
 from flaxformer_lite.fields import Config, InitConfig, ModelConfig, TrainConfig
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.vocabularies import copied_from
@@ -132,7 +132,7 @@ def _check_parallel(config: Config) -> None:
 def _check_best_metric(config: Config) -> None:
     """Raises InputError if evaluations do not compute the metric of the best checkpoint."""
     metric, pretokenized = config.train.best_metric, config.data.pretokenized
-    of_translations = metric in ("exact_match", "bleu", "chrf", "bleu_tokenized")
+    of_translations = metric not in ("loss", "accuracy")
     if of_translations and config.model.architecture != "encoder_decoder":
         raise InputError(
             f"config.train.best_metric: {metric!r} needs translations, and "
@@ -143,6 +143,12 @@ def _check_best_metric(config: Config) -> None:
         raise InputError(
             f"config.train.best_metric: {metric!r} needs translations, but "
             "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."
+        )
+    if metric in ERROR_RATES and not config.data.has_symbols:
+        raise InputError(
+            f"config.train.best_metric: {metric!r} counts symbols with spaces between them, and "
+            f"data.tokenizer={config.data.tokenizer!r} has other tokens; set "
+            "data.tokenizer to 'spaces' or 'word', or choose another metric."
         )
     if config.data.bleu_tokenizer is not None and pretokenized:
         raise InputError(

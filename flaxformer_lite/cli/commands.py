@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from flaxformer_lite.cli import run_flags, train_flags
+from flaxformer_lite.cli import run_flags, score_flags, train_flags
 from flaxformer_lite.cli.parser import (
     complain,
     complain_of,
@@ -113,12 +113,14 @@ def evaluate(arguments: Sequence[str]) -> int:
 
     runtime.start()
     from flaxformer_lite import evaluate, trained
+    from flaxformer_lite.cli import score_files
     from flaxformer_lite.runs import workdir
     from flaxformer_lite.training import run_report, saved_evaluation
 
     references = {
         str(path): whole_files.read_lines(path, flag="--references") for path in request.references
     }
+    groups = score_files.read_groups(request.groups)
     run = trained.load(request.workdir, **request.model)
     if request.decode and run.config.model.architecture != "encoder_decoder":
         raise InputError(
@@ -140,11 +142,19 @@ def evaluate(arguments: Sequence[str]) -> int:
         output, list(references), split=request.split, config=run.config, origin=run.origin
     )
     measured = evaluate.evaluate_run(
-        run, request.split, references=references, files=request.files, **request.resampling
+        run,
+        request.split,
+        references=references,
+        files=request.files,
+        symbols=request.symbols,
+        groups=groups,
+        **request.resampling,
     )
     intervals = measured.scores.intervals if measured.scores else None
     print(f"{request.workdir}, {request.split} split, {run.origin}")
     print(run_report.table(measured.values, intervals))
+    if measured.groups:
+        print(f"\n{run_report.group_table(measured.groups)}\n")
     if measured.note:
         print(measured.note)
     for path in saved_evaluation.save(measured, output, references=list(references), **of):
@@ -154,45 +164,13 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def score(arguments: Sequence[str]) -> int:
     """Prints the scores of files of translations."""
-    request = run_flags.parse_score(arguments)
+    request = score_flags.parse_score(arguments)
     from flaxformer_lite.system import runtime
 
     runtime.start()
-    from flaxformer_lite import scoring
-    from flaxformer_lite.training import run_report
+    from flaxformer_lite.cli import score_files
 
-    flagged = [
-        ("--hypotheses", request.hypotheses),
-        *(("--references", path) for path in request.references),
-    ]
-    if request.baseline:
-        flagged.append(("--baseline", request.baseline))
-    texts = {f"{flag}={path}": whole_files.read_lines(path, flag=flag) for flag, path in flagged}
-    scoring.check_counts({name: len(lines) for name, lines in texts.items()})
-    hypotheses, *references = list(texts.values())
-    baseline = [references.pop()] if request.baseline else []
-    settings: dict[str, Any] = dict(request.settings)
-    if not settings["tokenized"]:
-        settings["tokenizer"] = request.tokenizer or scoring.tokenizer_for(request.language)
-        if settings["tokenizer"] == scoring.DEFAULT_TOKENIZER != request.tokenizer:
-            scoring.warn_if_unspaced(references[0])
-    print(
-        f"{request.hypotheses}, {len(hypotheses):,} lines, against "
-        f"{', '.join(map(str, request.references))}"
-    )
-    if not request.resampling:
-        scores = scoring.score(hypotheses, references, **settings)
-        print(run_report.table(scores.values))
-    else:
-        *others, scores = scoring.resample(
-            [*baseline, hypotheses], references, **settings, **request.resampling
-        )
-        print(
-            run_report.comparison(others[0], scores)
-            if others
-            else run_report.table(scores.values, scores.intervals)
-        )
-    print(run_report.signatures(scores))
+    score_files.print_scores(request)
     return 0
 
 

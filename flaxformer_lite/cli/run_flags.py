@@ -1,4 +1,4 @@
-"""Flags of the commands that use a trained run, and of `score`."""
+"""Flags of the commands that use a trained run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,20 +7,24 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from flaxformer_lite.cli import parser
+from flaxformer_lite.cli.score_flags import (
+    define_comparison,
+    groups_given,
+    place_or_none,
+    references_given,
+    resampling_given,
+)
 from flaxformer_lite.cli.shared_flags import (
     decode_given,
     define_decode,
     define_in,
     define_model,
     define_together,
-    listed,
     model_given,
 )
 from flaxformer_lite.config_files import texts_of
-from flaxformer_lite.field_rules import BLEU_TOKENIZERS
 from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import WINDOW
-from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import in_bucket, place
 
@@ -34,22 +38,12 @@ class EvaluateRequest(NamedTuple):
     split: str
     references: list[Path]  # replace those of the split, if there are any
     resampling: dict[str, Any]  # `bootstrap` and `seed`, if they are given
+    symbols: bool  # whether the error rates of symbols are computed in any case
+    groups: Path | str | None  # a file of names, or 'length'
     files: dict[str, tuple[str, ...]]  # where the files of a split are now, if they are given
     output: Path | None  # a folder; None: the samples folder of the run
     model: dict[str, Any]  # `average`, `parameters` and `ensemble`, if they are given
     decode: dict[str, Any]  # fields of DecodeConfig that are given
-
-
-class ScoreRequest(NamedTuple):
-    """Arguments of `score`."""
-
-    hypotheses: Path
-    references: list[Path]
-    tokenizer: str | None  # of BLEU; None: by the language
-    language: str | None  # of the texts, if it is given or the files' names end in one
-    settings: dict[str, bool]  # `tokenized`, `lowercase` and `ter`
-    baseline: Path | None
-    resampling: dict[str, Any]  # `bootstrap` and `seed`, if they are given
 
 
 class TranslateRequest(NamedTuple):
@@ -114,14 +108,15 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
         )
         flag.strings("references", [], "reference files, R1,R2; default: the targets of the split")
         flag.string("output", None, "folder for the results; default: W/samples")
-        _define_resampling(values)
+        define_comparison(values)
         define_decode(values)
         define_model(values)
         define_together(values)
 
     usage = (
         "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] "
-        "[--method=beam ...]\n"
+        "[--symbols]\n"
+        "       [--groups=F|length] [--method=beam ...]\n"
         "       [--config.data.test_files=A,B: where the files are now]"
     )
     overrides, others = parser.split_overrides(arguments)
@@ -129,68 +124,14 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
     return EvaluateRequest(
         workdir=_required_workdir(values),
         split=values.split,
-        references=_references(values),
-        resampling=_resampling(values),
+        references=references_given(values),
+        resampling=resampling_given(values),
+        symbols=bool(values.symbols),
+        groups=groups_given(values),
         files=dict(map(_files_of, overrides)),
-        output=_place_or_none(values.output),
+        output=place_or_none(values.output),
         model=model_given(values),
         decode=decode_given(values),
-    )
-
-
-def parse_score(arguments: Sequence[str]) -> ScoreRequest:
-    """Parses the flags of `score`.
-
-    Raises:
-      InputError: a file is not named, or a flag has no effect.
-    """
-
-    def define(values: flags.FlagValues) -> None:
-        flag = define_in(values)
-        flag.string("hypotheses", None, "file of translations, one per line")
-        flag.strings("references", [], "reference files, R1,R2, one line for each translation")
-        flag.boolean("tokenized", False, "the files are tokenised: compute BLEU on their tokens")
-        language = "language of the texts, such as zh; default: the end of the files' names"
-        flag.string("language", None, language)
-        tokenize = "sacreBLEU's tokenizer; default: by the language, zh for Chinese, 13a for most"
-        flag.enum("tokenize", None, list(BLEU_TOKENIZERS), tokenize)
-        flag.boolean("lowercase", False, "ignore case")
-        flag.boolean("ter", False, "compute TER too")
-        flag.string("baseline", None, "file of another system's translations, to compare with")
-        _define_resampling(values)
-
-    usage = (
-        "usage: score --hypotheses=H --references=R1[,R2,...] [--language=zh] [--tokenize=zh]\n"
-        "       [--tokenized] [--lowercase] [--ter] [--bootstrap=1000 [--baseline=H2]]"
-    )
-    values = parser.parse(arguments, define, usage=usage)
-    for name, expected in (
-        ("hypotheses", "the file of translations"),
-        ("references", "the files to compare with"),
-    ):
-        if not values[name].value:
-            raise InputError(f"--{name}: expected {expected}, got nothing; add --{name}=FILE.")
-    if values.baseline is not None and values.bootstrap is None:
-        raise InputError(
-            "--baseline: requires --bootstrap, which tests the significance of the difference; "
-            "add --bootstrap=1000."
-        )
-    if values.tokenized and (values.tokenize or values.language):
-        raise InputError(
-            f"--{'tokenize' if values.tokenize else 'language'}: chooses BLEU's tokenizer, and "
-            "--tokenized texts are not tokenized again; leave one of the two out."
-        )
-    if values.tokenize and values.language:
-        raise InputError("--language: chooses the tokenizer, as --tokenize does; leave one out.")
-    references = _references(values)
-    return ScoreRequest(
-        hypotheses=place(values.hypotheses),
-        references=references,
-        tokenizer=values.tokenize,
-        language=values.language or _language([place(values.hypotheses), *references]),
-        settings={name: bool(values[name].value) for name in ("tokenized", "lowercase", "ter")},
-        baseline=_place_or_none(values.baseline),
-        resampling=_resampling(values),
     )
 
 
@@ -263,7 +204,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
         prompt=values.prompt,
         count=values.count,
         decode=decode_given(values),
-        output=_place_or_none(values.output),
+        output=place_or_none(values.output),
         model=model_given(values),
     )
 
@@ -304,7 +245,7 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
         raise InputError("--text: applies only to plot attention; leave it out.")
     _check_utf8("--text", values.text)
     return PlotRequest(
-        kind, folders, values.text, _place_or_none(values.output) or folders[0] / "plots"
+        kind, folders, values.text, place_or_none(values.output) or folders[0] / "plots"
     )
 
 
@@ -338,13 +279,6 @@ def _job(values: flags.FlagValues) -> LineJob:
     return LineJob(source, target, values.window, values.restart, values.progress)
 
 
-def _references(values: flags.FlagValues) -> list[Path]:
-    names = listed(values.references)
-    if not all(names):
-        raise InputError(f"--references: expected files, R1,R2 and so on, got {','.join(names)!r}.")
-    return [place(name) for name in names]
-
-
 def _files_of(override: str) -> tuple[str, tuple[str, ...]]:
     """Returns ('test', ('A', 'B')) for '--config.data.test_files=A,B'."""
     name, value = override.lstrip("-").split("=", 1)
@@ -360,36 +294,11 @@ def _files_of(override: str) -> tuple[str, tuple[str, ...]]:
         raise InputError(f"{name}: expected files, A,B, got {value!r}.") from error
 
 
-def _language(files: Sequence[Path]) -> str | None:
-    """Returns the last part of the names if all files share it, as 'zh' of hyp.zh and ref.zh.gz."""
-    endings = {Path(without_suffix(file.name)).suffix[1:] for file in files}
-    return (endings.pop() or None) if len(endings) == 1 else None
-
-
-def _define_resampling(values: flags.FlagValues) -> None:
-    flag = define_in(values)
-    # A 95 % interval leaves 1 resample in 40 beyond each of its ends.
-    bootstrap = "resamples of the sentences for confidence intervals, such as 1000"
-    flag.integer("bootstrap", None, bootstrap, lower_bound=40)
-    flag.integer("bootstrap_seed", None, "seed of the resamples", lower_bound=0)
-
-
-def _resampling(values: flags.FlagValues) -> dict[str, int]:
-    if values.bootstrap_seed is not None and values.bootstrap is None:
-        raise InputError("--bootstrap_seed: requires --bootstrap; add --bootstrap=1000.")
-    given = {"bootstrap": values.bootstrap, "seed": values.bootstrap_seed}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def _check_utf8(flag: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes that are not UTF-8 arrive as lone surrogates
         raise InputError(f"{flag}: expected UTF-8, got {text!r}.") from error
-
-
-def _place_or_none(path: str | None) -> Path | None:
-    return None if path in (None, "", "-") else place(path)
 
 
 def _required_workdir(values: flags.FlagValues) -> Path:

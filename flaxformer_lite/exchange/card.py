@@ -7,14 +7,14 @@ from typing import Any
 import jax
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.field_rules import ERROR_RATES, OF_TEXT
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.trained import Trained
 
 UNKNOWN = "unknown"  # licence, if none is given
 SIGNED = ("bleu", "bleu_tokenized", "chrf")  # listed only with their sacreBLEU signature
-OF_TEXT = ("bits_per_byte", "bits_per_character", "nats_per_character")
-SCORES = (*SIGNED, "exact_match", "accuracy", "loss", "perplexity", *OF_TEXT)
+SCORES = (*SIGNED, *ERROR_RATES, "exact_match", "accuracy", "loss", "perplexity", *OF_TEXT)
 
 
 def card(run: Trained, paths: Workdir, *, kind: str, usage: str, license: str | None) -> str:

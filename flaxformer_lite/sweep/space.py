@@ -23,6 +23,7 @@ from ml_collections import config_dict
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import config_files
 from flaxformer_lite.config import CHOICES, Config, did_you_mean
+from flaxformer_lite.field_rules import LOWER_IS_BETTER, OF_TEXT
 from flaxformer_lite.sweep.walk import SCALARS, Walk
 from flaxformer_lite.system.errors import InputError
 
@@ -56,9 +57,7 @@ class Settings:
         return (self.direction or default) == "minimize"
 
 
-OF_LANGUAGE_MODELS = ("bits_per_byte", "bits_per_character", "nats_per_character")
-LOWER_IS_BETTER = ("loss", "perplexity", *OF_LANGUAGE_MODELS)
-METRICS = (*CHOICES["train.best_metric"], "perplexity", *OF_LANGUAGE_MODELS)
+METRICS = (*CHOICES["train.best_metric"], "perplexity", *OF_TEXT)
 CHOICES_OF_SETTINGS = {
     "objective": METRICS,
     "sampler": SAMPLERS,

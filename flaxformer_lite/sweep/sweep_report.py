@@ -10,6 +10,7 @@ from typing import Any
 
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.tokens import tokenizer, two_vocabularies
+from flaxformer_lite.field_rules import ERROR_RATES
 from flaxformer_lite.plotting import fonts
 from flaxformer_lite.plotting.plots import save
 from flaxformer_lite.runs import workdir as workdir_lib
@@ -140,6 +141,8 @@ def markdown(table: dict[str, list[Any]], settings: Settings, best: Row | None) 
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
+    if name in ERROR_RATES:
+        return f"{value:.2f} %"
     if name.startswith(("accuracy", "exact_match")):
         return f"{100 * value:.2f} %"
     if isinstance(value, float):

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from flaxformer_lite.field_rules import LOWER_IS_BETTER
+
 Sums = dict[str, tuple[jax.Array, jax.Array]]
 
 
@@ -41,8 +43,8 @@ def with_perplexity(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def score(values: Mapping[str, float], metric: str) -> float:
-    """Returns `values[metric]`, negated for the loss: higher is better, -inf if not finite."""
+    """Returns `values[metric]`, negated if lower is better: the loss; -inf if not finite."""
     value = values[metric]
     if value is None or not math.isfinite(value):  # a JSON log has null for NaN and infinity
         return -math.inf
-    return -value if metric == "loss" else value
+    return -value if metric in LOWER_IS_BETTER else value

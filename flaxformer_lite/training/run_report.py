@@ -1,5 +1,6 @@
 """The messages and tables of a run, as text."""
 
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +17,9 @@ from flaxformer_lite.data.split import Split
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokenizer_of
-from flaxformer_lite.field_rules import SUBWORDS
+from flaxformer_lite.field_rules import ERROR_RATES, SUBWORDS
 from flaxformer_lite.fields import UNK
+from flaxformer_lite.group_scores import GroupScores, macro_mean
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
@@ -247,6 +249,17 @@ def comparison(baseline: Scores, system: Scores) -> str:
     return columns([["", "baseline", RESAMPLED, "system", RESAMPLED, "p"], *rows])
 
 
+def group_table(found: Mapping[str, GroupScores]) -> str:
+    """Returns a line for each group with its number of sentences and its scores, and their mean."""
+    mean = macro_mean(found)
+    rows = [["group", "n", *mean]]
+    for name, group in found.items():
+        cells = [_cell(score, value) for score, value in group.values.items()]
+        rows.append([name, f"{group.sentences:,}", *cells])
+    last = [_cell(score, value) for score, value in mean.items()]
+    return columns([*rows, [f"mean of {len(found):,} groups", "", *last]])
+
+
 def signatures(scores: Scores) -> str:
     """Returns sacreBLEU's signature of each score, one a line."""
     return "\n".join(
@@ -268,6 +281,8 @@ def untranslated(too_long: int, count: int, longest: int) -> str:
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
+    if name in ERROR_RATES:
+        return "-" if math.isnan(value) else f"{value:.2f} %"
     return (
         f"{100 * value:.2f} %"
         if name.startswith(("accuracy", "exact_match", "length_accuracy"))
@@ -279,6 +294,7 @@ def _interval(name: str, intervals: Mapping[str, tuple[float, float]]) -> str:
     if name not in intervals:
         return ""
     shown = "{:.2%}" if name.startswith("exact_match") else "{:.2f}"
+    shown += "%" if name in ERROR_RATES else ""
     return " ± ".join(shown.format(number).replace("%", " %") for number in intervals[name])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flaxformer_lite import scoring
 from flaxformer_lite.config import Config, DecodeConfig
+from flaxformer_lite.group_scores import GroupScores, macro_mean
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import absolute, make_folder, why_unwritable, write_whole
@@ -27,6 +28,7 @@ class Evaluation:
     hypotheses: Sequence[str] = ()  # the scored translations
     scores: scoring.Scores | None = None  # of the hypotheses
     too_long: int = 0  # sources that exceed the model's length; their translations are empty
+    groups: Mapping[str, GroupScores] = dataclasses.field(default_factory=dict)  # scores of each
 
 
 def check_folder(folder: Path) -> None:
@@ -104,6 +106,7 @@ def save(
         **_facts_of_origin(origin),
         "decode": dataclasses.asdict(config.decode),
         **_facts_of_scores(evaluation.values, evaluation.scores),
+        **_facts_of_groups(evaluation.groups),
     }
     # A path that is not UTF-8 has lone surrogates, for which JSON has escapes.
     content = json.dumps(facts, indent=2, ensure_ascii=False).encode(errors="backslashreplace")
@@ -130,13 +133,30 @@ def _facts_of_origin(origin: Origin) -> dict[str, object]:
 
 def _facts_of_scores(values: Mapping[str, float], scores: Scores) -> dict[str, object]:
     return {
-        "scores": {name: value if math.isfinite(value) else None for name, value in values.items()},
+        "scores": _finite(values),
         "signatures": scores.signatures,
         "resampled": {
             name: {"mean": mean, "plus_minus": half}
             for name, (mean, half) in scores.intervals.items()
         },
     }
+
+
+def _facts_of_groups(groups: Mapping[str, GroupScores]) -> dict[str, object]:
+    if not groups:
+        return {}
+    return {
+        "groups": {
+            name: {"sentences": group.sentences, "scores": _finite(group.values)}
+            for name, group in groups.items()
+        },
+        "mean_of_groups": _finite(macro_mean(groups)),
+    }
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Returns values for JSON, which has no NaN."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _name(split: str, config: Config, origin: Origin) -> str:

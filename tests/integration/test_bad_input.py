@@ -770,6 +770,12 @@ def test_a_wrong_flag_of_evaluate_is_refused_by_name(refused, request, tmp_path,
             "--hypotheses=two.txt --references=two.txt --baseline=two.txt",
             "--baseline: requires --bootstrap",
         ),
+        (
+            "--hypotheses=two.txt --references=two.txt --groups=one.txt",
+            "--groups=one.txt: expected 2 lines, as many as --hypotheses=two.txt",
+        ),
+        ("--hypotheses=two.txt --references=two.txt --groups=no", "--groups=no: cannot be read"),
+        ("--hypotheses=two.txt --references=two.txt --groups=", "--groups: expected a file"),
         ("--hypotheses=two.txt --references=two.txt --workdir=run", "workdir"),
     ],
 )

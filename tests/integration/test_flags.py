@@ -14,9 +14,9 @@ from flaxformer_lite.cli.run_flags import (
     parse_evaluate,
     parse_generate,
     parse_plot,
-    parse_score,
     parse_translate,
 )
+from flaxformer_lite.cli.score_flags import parse_score
 from flaxformer_lite.cli.train_flags import parse_train
 from flaxformer_lite.config import DecodeConfig, differences, resolve
 from flaxformer_lite.config_files import find_config, load_config
@@ -24,7 +24,7 @@ from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import WINDOW
 from flaxformer_lite.system.errors import InputError
 
-SETTINGS = ("tokenized", "lowercase", "ter")
+SETTINGS = ("tokenized", "lowercase", "ter", "symbols")
 CONFIG_FILE = """from flaxformer_lite.config import default_config
 
 def get_config():
@@ -87,7 +87,9 @@ def test_a_contradiction_between_overrides_is_refused():
 
 
 def test_evaluate_uses_the_test_split_by_default():
-    assert parse_evaluate(["--workdir=w"]) == (Path("w"), "test", [], {}, {}, None, {}, {})
+    assert parse_evaluate(["--workdir=w"]) == (
+        *(Path("w"), "test", [], {}, False, None, {}, None, {}, {}),
+    )
     assert parse_evaluate(["--workdir=w", "--beam_size=3", "--alpha=1"]).decode == {
         "beam_size": 3,
         "alpha": 1.0,
@@ -102,7 +104,18 @@ def test_evaluate_uses_the_test_split_by_default():
     ]
     resampling = {"bootstrap": 1000, "seed": 7}
     references = [Path("a"), Path("b")]
-    expected = (Path("w"), "test", references, resampling, {}, Path("o"), {"average": "none"}, {})
+    expected = (
+        Path("w"),
+        "test",
+        references,
+        resampling,
+        False,
+        None,
+        {},
+        Path("o"),
+        {"average": "none"},
+        {},
+    )
     assert parse_evaluate(["--workdir=w", *flags]) == expected
 
 
@@ -123,10 +136,10 @@ def test_score_accepts_files_without_a_workdir():
     ]
     files, settings = ["--hypotheses=h", "--references=a,b"], dict.fromkeys(SETTINGS, False)
     both = [Path("a"), Path("b")]
-    assert parse_score(files) == (Path("h"), both, None, None, settings, None, {})
+    assert parse_score(files) == (Path("h"), both, None, None, settings, None, {}, None)
     request = parse_score([*files, "--tokenized", "--bootstrap=99", "--baseline=c"])
     settings |= {"tokenized": True}
-    assert request == (Path("h"), both, None, None, settings, Path("c"), {"bootstrap": 99})
+    assert request == (Path("h"), both, None, None, settings, Path("c"), {"bootstrap": 99}, None)
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,8 @@ def test_an_invalid_file_is_refused_with_the_place_of_the_error(load, text, mess
         ({}, True),
         ({"objective": "perplexity"}, True),
         ({"objective": "bleu"}, False),
+        ({"objective": "symbol_error_rate"}, True),
+        ({"objective": "sequence_error_rate"}, True),
         ({"objective": "bleu", "direction": "minimize"}, True),
         ({"direction": "maximize"}, False),
     ],

@@ -25,6 +25,7 @@ from flaxformer_lite.config import (
     with_classes,
     with_vocabulary,
 )
+from flaxformer_lite.field_rules import ERROR_RATES
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.system.errors import InputError
@@ -72,6 +73,7 @@ OPTIONAL = {
 }
 
 
+SYMBOLS = {"data.tokenizer": "spaces", "data.vocab_size": None}
 MASKED = dict(model__decoder="masked", decode__method="mask_predict")
 
 
@@ -83,6 +85,8 @@ def in_effect(name, value):
     fields = {name: value}
     if value == "bleu_tokenized":
         fields["data.pretokenized"] = True
+    if value in ERROR_RATES:
+        fields |= SYMBOLS
     if name in config_lib.READ_IF:
         other, wanted = config_lib.READ_IF[name]
         fields[other] = wanted[0]
@@ -439,6 +443,11 @@ def test_every_field_with_a_rule_exists(names):
         ),
         (dict(train__best_metric="bleu_tokenized"), "train.best_metric", "choose 'bleu' or 'chrf'"),
         (
+            dict(train__best_metric="symbol_error_rate", data__tokenizer="char"),
+            "train.best_metric",
+            "data.tokenizer='char' has other tokens; set data.tokenizer to 'spaces' or 'word'",
+        ),
+        (
             dict(model__architecture="encoder_classifier", data__packing=True),
             "data.packing",
             "one text a row",
@@ -659,6 +668,8 @@ def test_a_metric_of_translations_is_refused_if_the_model_makes_none(metric, arc
     fields = nested(
         model__architecture=architecture, train__best_metric=metric, data__pretokenized=tokenized
     )
+    if metric in ERROR_RATES:
+        fields["data"] |= {"tokenizer": "spaces", "vocab_size": None}
     if architecture == "encoder_decoder" or metric in ("loss", "accuracy"):
         assert resolve(fields).train.best_metric == metric
     else:

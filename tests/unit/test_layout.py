@@ -34,7 +34,7 @@ ORDER = (
         "training_checks",
         "window_checks",
     ),
-    ("field_rules", "fields", "scoring", "system"),
+    ("field_rules", "fields", "group_scores", "scoring", "symbol_scores", "system"),
 )
 
 # Only these modules import a heavy library.
@@ -43,6 +43,7 @@ DOORS = {
         "config_files",
         "cli.parser",
         "cli.run_flags",
+        "cli.score_flags",
         "cli.train_flags",
         "cli.shared_flags",
         "cli.sweep_flags",

@@ -61,11 +61,11 @@ def test_the_perplexity_of_a_very_large_loss_is_infinite_and_that_of_nan_is_nan(
     np.testing.assert_equal(metrics.with_perplexity({"loss": loss})["perplexity"], expected)
 
 
-@pytest.mark.parametrize("metric", ["loss", "accuracy", "bleu"])
+@pytest.mark.parametrize("metric", ["loss", "accuracy", "bleu", "symbol_error_rate"])
 def test_of_two_results_the_better_has_the_higher_score(metric):
     better, worse = (
-        {"loss": 0.3, "accuracy": 0.9, "bleu": 40.0},
-        {"loss": 0.5, "accuracy": 0.8, "bleu": 30.0},
+        {"loss": 0.3, "accuracy": 0.9, "bleu": 40.0, "symbol_error_rate": 2.0},
+        {"loss": 0.5, "accuracy": 0.8, "bleu": 30.0, "symbol_error_rate": 5.0},
     )
     assert metrics.score(better, metric) > metrics.score(worse, metric)
     assert abs(metrics.score(better, metric)) == better[metric]
