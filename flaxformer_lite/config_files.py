@@ -26,7 +26,8 @@ PACKAGE = Path(__file__).parent
 def shipped_configs(kind: str = ".") -> dict[str, Path]:
     """Returns name to file of the configs that are shipped with the package.
 
-    A wheel has the folder `configs` inside the package, a checkout has it beside the package.
+    A wheel has the folder `configs` inside the package, a checkout has it beside the package. The
+    name of a config of a benchmark has its folder, as 'benchmarks/scan'.
 
     Args:
       kind: the folder below `configs/`, as 'sweeps'.
@@ -37,9 +38,9 @@ def shipped_configs(kind: str = ".") -> dict[str, Path]:
         if folder.is_dir()
     ]
     return {
-        file.stem: file
+        file.relative_to(folder).with_suffix("").as_posix(): file
         for folder in folders
-        for file in sorted(folder.glob("*.py"))
+        for file in sorted([*folder.glob("*.py"), *folder.glob("benchmarks/*.py")])
         if file.stem != "__init__"
     }
 

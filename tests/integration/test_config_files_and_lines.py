@@ -44,6 +44,8 @@ def config_file(tmp_path):
 def test_a_shipped_config_is_found_by_its_name_and_any_file_by_its_path(repo_root, config_file):
     assert find_config("smoke").samefile(repo_root / "configs" / "smoke.py")
     assert find_config(str(config_file)) == config_file
+    scan = repo_root / "configs" / "benchmarks" / "scan.py"
+    assert find_config("benchmarks/scan").samefile(scan)
 
 
 def test_the_name_of_a_shipped_config_takes_precedence_over_a_file_and_says_so(

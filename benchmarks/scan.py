@@ -1,0 +1,182 @@
+"""Trains the config `benchmarks/scan` on 3 splits of SCAN, and scores whole action sequences.
+
+Splits of Lake and Baroni 2018: `simple` is random, `length` has up to 22 actions to train on and 24
+to 48 to test on, `addprim_jump` has 'jump' to train on alone, and to test on in all other commands.
+500 of the training commands are held out for choices; commands of 1 word stay in training. The
+test commands are scored once, by greedy decoding with the last parameters. Figures of a run, in %:
+
+  exact match         of the whole sequence, the accuracy of the paper
+  too short           outputs with fewer actions than the reference
+  with oracle length  exact match if the end symbol is suppressed up to the reference's length, and
+                      the output ends there. If this is high and exact match is low, the model has
+                      the actions right and the end wrong (Newman 2020, "The EOS Decision")
+  actions             share of reference actions that are right at their position, with that length
+  held out            exact match of the 500 commands
+
+Finished runs are not trained again, so an interrupted command can be started again.
+
+    python -m benchmarks.scan --data=data/scan --positions sinusoidal relative --seeds 0 1 2
+"""
+
+import argparse
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import figures, public_data, train_config
+from benchmarks.public_data import Pairs
+from flaxformer_lite import scoring, translate
+from flaxformer_lite.config import CHOICES
+from flaxformer_lite.symbol_scores import symbols_of
+from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.storage import write_whole
+from flaxformer_lite.training import run_report
+
+SOURCE = "https://github.com/brendenlake/SCAN"
+DIGESTS = {
+    "tasks_train_simple.txt": "941bb8a088c5f53ceff12fde902dc008933cf0c4203cc672c47b5f79d73262dd",
+    "tasks_test_simple.txt": "1fe1c8f5a19d0dc40e41bab94278f45f66f3dc415a978bd29855a23440610fc6",
+    "tasks_train_length.txt": "b034212dc7cf87ce62f3a067dd6ad49c4d5cd18d51d615d13825516bcb1ebbc2",
+    "tasks_test_length.txt": "0760752ed34a75116ae11dcc1ee17526b7500060da1366540730fa24894d7db3",
+    "tasks_train_addprim_jump.txt": (
+        "e3c78485692e028eed4205e1b8b3fd0e785ef2c12d45b5b89204dadf5b239e23"
+    ),
+    "tasks_test_addprim_jump.txt": (
+        "8147ae2651422c701162e174d9d66158daa57858a26b30317ac61797118ac7a5"
+    ),
+}
+SPLITS = ("simple", "length", "addprim_jump")
+HELD_OUT = 500
+KEPT = "scan_scores.json"  # file of a workdir
+
+
+def pairs_of(text: str) -> list[tuple[str, str]]:
+    """Returns the command and the actions of each line 'IN: command OUT: ACTIONS'."""
+    return [
+        (command.removeprefix("IN:").strip(), actions.strip())
+        for command, _, actions in (line.partition("OUT:") for line in text.splitlines())
+    ]
+
+
+def hold_out(pairs: Pairs, count: int) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Returns the pairs to train on, and `count` random ones with 2 or more words for choices.
+
+    Every line of a held-out command is held out.
+    """
+    commands = sorted({command for command, _ in pairs if len(command.split()) > 1})
+    chosen = set(random.Random(0).sample(commands, count))
+    train = [pair for pair in pairs if pair[0] not in chosen]
+    held = [pair for pair in dict.fromkeys(pairs) if pair[0] in chosen]
+    return train, held
+
+
+def parts_of(texts: dict[str, str], split: str) -> dict[str, Pairs]:
+    """Returns the pairs of 'train', 'validation' and 'test' of a split."""
+    train, held = hold_out(pairs_of(texts[f"tasks_train_{split}.txt"]), HELD_OUT)
+    test = pairs_of(texts[f"tasks_test_{split}.txt"])
+    return {"train": train, "validation": held, "test": test}
+
+
+def figures_of(
+    outputs: Sequence[str], unended: Sequence[str], references: Sequence[str]
+) -> dict[str, float]:
+    """Returns the figures of outputs that ended by themselves, and of those that did not, in %.
+
+    Args:
+      unended: outputs with at least as many actions as their reference.
+    """
+    count = len(references)
+    ended, longer, wanted = (
+        [symbols_of(text) for text in side] for side in (outputs, unended, references)
+    )
+    cut = [output[: len(right)] for output, right in zip(longer, wanted, strict=True)]
+    hits = sum(
+        action == other
+        for output, right in zip(cut, wanted, strict=True)
+        for action, other in zip(output, right, strict=False)
+    )
+    return {
+        "exact match": 100 * float(scoring.exact_matches(outputs, [references]).mean()),
+        "too short": 100 * sum(len(a) < len(b) for a, b in zip(ended, wanted, strict=True)) / count,
+        "with oracle length": 100 * sum(a == b for a, b in zip(cut, wanted, strict=True)) / count,
+        "actions": 100 * hits / sum(map(len, wanted)),
+    }
+
+
+def scores_of(workdir: Path, test: Pairs) -> dict[str, float]:
+    """Returns the figures of a finished run; stores them in the workdir for the next start."""
+    kept = workdir / KEPT
+    if not kept.exists():
+        (file,) = (workdir / "samples").glob("test.*.hypotheses.txt")
+        outputs = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        commands, references = map(list, zip(*test, strict=True))
+        longest = max(len(symbols_of(text)) for text in references)
+        unended = translate.load(workdir, min_length=longest)(commands)
+        found = figures_of(outputs, unended, references)
+        logged = train_config.scores_of(workdir)
+        found["held out"] = 100 - logged["validation sequence_error_rate"]
+        found["minutes"] = logged["minutes"]
+        write_whole(kept, json.dumps(found, indent=1))
+    scores: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
+    return scores
+
+
+def table(found: dict[str, dict[int, dict[str, float]]]) -> str:
+    """Returns a line for each split and position scheme: mean over seeds, lowest and highest."""
+    names = next(iter(next(iter(found.values())).values())).keys()
+    rows = [["", *names]]
+    for name, seeds in found.items():
+        columns = [[scores[each] for scores in seeds.values()] for each in names]
+        cells = [f"{sum(x) / len(x):.1f} ({min(x):.1f}-{max(x):.1f})" for x in columns]
+        rows.append([name, *cells])
+    return run_report.columns(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Trains missing runs, and prints a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    public_data.add_flag(parser, "scan")
+    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS)
+    schemes = CHOICES["model.position"]
+    parser.add_argument("--positions", nargs="+", choices=schemes, default=["sinusoidal"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the runs")
+    parser.add_argument("--steps", type=int, default=2000, help="of each run")
+    parser.add_argument(
+        "--output", type=Path, default=figures.OUTPUT / "scan", help="folder of the runs"
+    )
+    figures.add_flag(parser)
+    options, more = parser.parse_known_args(arguments)
+    try:
+        texts = public_data.read(options.data, DIGESTS, source=SOURCE)
+    except InputError as error:
+        parser.error(str(error))
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for split, scheme in itertools.product(options.splits, options.positions):
+        parts = parts_of(texts, split)
+        flags = public_data.write_parts(options.output / "data" / split, parts)
+        flags += [f"--config.model.position={scheme}"]
+        flags += [f"--config.train.num_steps={options.steps}", *more]
+        folder = options.output / f"{split}-{scheme}-{options.steps}"
+        runs = found.setdefault(f"{split} {scheme}", {})
+        for seed in options.seeds:
+            seeded = [f"--config.data.seed={seed}", *flags]
+            workdir = train_config.train("benchmarks/scan", seed, folder, seeded)
+            runs[seed] = scores_of(workdir, parts["test"])
+            print(f"{split} {scheme}, seed {seed}: {runs[seed]}", flush=True)
+    print(table(found))
+    figures.write(
+        options.json,
+        {
+            f"{name}, {figure}": value
+            for name, seeds in found.items()
+            for figure, value in train_config.over_seeds(seeds).items()
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
