@@ -7,9 +7,8 @@ from flaxformer_lite.fields import ModelConfig
 # of sacreBLEU
 BLEU_TOKENIZERS = ("13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores200", "spm")
 ERROR_RATES = ("symbol_error_rate", "sequence_error_rate")  # in percent; see symbol_scores.py
+OF_TEXT = ("bits_per_byte", "bits_per_character", "nats_per_character")  # of language models
 # Metrics of an evaluation that are better if they are lower; all others are better if higher.
-# Losses of a language model divided by the size of its texts.
-OF_TEXT = ("bits_per_byte", "bits_per_character", "nats_per_character")
 LOWER_IS_BETTER = ("loss", "perplexity", *OF_TEXT, *ERROR_RATES)
 
 # Kinds of tokenizers: trained as SentencePiece models; with the symbols of all training texts,

@@ -10,9 +10,9 @@ import jax
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.batches import loader
-from flaxformer_lite.field_rules import DROPOUTS
+from flaxformer_lite.field_rules import DROPOUTS, OF_TEXT
 from flaxformer_lite.model import backends, parameters, transformer
-from flaxformer_lite.sweep.space import OF_LANGUAGE_MODELS, Point, Settings, raise_errors
+from flaxformer_lite.sweep.space import Point, Settings, raise_errors
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import parameter_groups
 from flaxformer_lite.training import step as step_lib
@@ -71,7 +71,7 @@ def step_error(config: Config) -> str | None:
 
 def _check_objective(config: Config, objective: str) -> None:
     architecture = config.model.architecture
-    if (objective in OF_LANGUAGE_MODELS and architecture != "decoder_lm") or (
+    if (objective in OF_TEXT and architecture != "decoder_lm") or (
         objective == "perplexity" and architecture == "encoder_classifier"
     ):
         raise InputError(
