@@ -78,8 +78,6 @@ def _usage(run: Trained, source: list[str], target: list[str], *, translates: bo
     if not translates:
         engine, result = 'Generator(".").generate_batch', "sequences"
     found = f"found[0].{result}[0]"
-    if not translates and not tokenise.keeps_start:
-        found += "[1:]"  # without the start symbol
     lines = [
         "import " + ", ".join(filter(None, ("ctranslate2, json, pathlib", tokenise.imports))),
         *tokenise.setup,

@@ -20,7 +20,6 @@ class Code:
     setup: tuple[str, ...]  # lines
     pieces: str  # an expression of the pieces of `text`, an iterable
     text: str  # an expression of a text; {} is the list of its pieces
-    keeps_start: bool = False  # whether `text` removes a start symbol itself
 
 
 def _huggingface(name: str, file: str) -> Code:
@@ -84,7 +83,6 @@ def of(tokenizer: AnyTokenizer) -> Code:
         (f"source, target = {opened}",),
         "source.encode(text, out_type=str)",
         f"target.decode({{}}){joined}",
-        keeps_start=tokenizer.kind != "sentencepiece",
     )
 
 

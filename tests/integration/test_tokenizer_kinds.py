@@ -1,0 +1,174 @@
+"""Runs with tokenizers of characters and words: data, stops, devices, packing, other starts."""
+
+import json
+
+import numpy as np
+import pytest
+import runs
+from runs import assert_same_arrays, checkpoint_arrays, fit, losses, small_config
+
+from flaxformer_lite import evaluate, generate, trained, translate
+from flaxformer_lite.data import pipeline
+from flaxformer_lite.data.tokens import tokenizer
+from flaxformer_lite.fields import UNK
+from flaxformer_lite.sweep import check as sweep_check
+from flaxformer_lite.sweep.space import Settings
+from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.training import run_report
+
+SMALL = {
+    **runs.TINY,
+    "data.tokenizer": "char",
+    "data.vocab_size": None,
+    "data.buckets": "(128,)",
+    "data.tokens_per_batch": 2048,
+}
+PAIRS = [("der Hund  bellt", "the dog barks"), ("die Katze", "the cat"), ("ein Haus", "a house")]
+CUSTOM = {
+    "data.dataset": "parallel_text",
+    "data.train_split": "train",
+    "data.validation_split": "validation",
+    "data.test_split": "test",
+}
+
+
+def written(folder, pairs=PAIRS, name="train"):
+    """Writes pairs of texts; returns the value of the field for their files."""
+    files = [folder / f"{name}.de", folder / f"{name}.en"]
+    for file, texts in zip(files, zip(*pairs, strict=True), strict=True):
+        file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return ",".join(map(str, files))
+
+
+def custom(folder, validation=PAIRS, **changes):
+    """Returns the config of a run on PAIRS."""
+    files = {
+        "data.train_files": written(folder),
+        "data.validation_files": written(folder, validation, "val"),
+        "data.test_files": written(folder, PAIRS, "test"),
+    }
+    changes = {f"data.{name}": value for name, value in changes.items()}
+    return small_config({**SMALL, **CUSTOM, **files, **changes})
+
+
+def loaded(folder, config):
+    folder.mkdir(exist_ok=True)
+    return pipeline.load(config, pipeline.open_dataset(config), folder / "tokenizer.model")
+
+
+@pytest.fixture
+def own_datasets(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+
+
+def test_the_symbols_are_those_of_all_training_texts_as_they_are_read(tmp_path, own_datasets):
+    data = loaded(tmp_path, custom(tmp_path))
+    file = json.loads((tmp_path / "tokenizer.model").read_text())
+    # Sources are normalised: 2 spaces become 1, which no target has.
+    texts = [" ".join(source.split()) for source, _ in PAIRS] + [target for _, target in PAIRS]
+    counts = {symbol: "".join(texts).count(symbol) for symbol in set("".join(texts))}
+    assert file == {
+        "kind": "char",
+        "symbols": sorted(counts, key=lambda each: (-counts[each], each)),
+    }
+    assert data.tokenizer.vocab_size == 4 + len(counts)
+    sources, targets = data.train.tokens.source, data.train.tokens.target
+    assert data.tokenizer.decode(list(sources)) == texts[: len(PAIRS)]
+    assert data.tokenizer.decode(list(targets)) == texts[len(PAIRS) :]
+
+
+def test_unknown_words_are_reported_for_each_split(tmp_path, own_datasets, capsys):
+    other = [("der Hund schläft", "the dog sleeps")]
+    config = custom(tmp_path, other, tokenizer="word", vocab_size=9)
+    data = loaded(tmp_path, config)
+    assert data.tokenizer.vocab_size == 9
+    run_report.say_unknown({"train": data.train, "validation": data.validation}, data.tokenizer)
+    unknown = [
+        sum(int((ids == UNK).sum()) for side in split.tokens.sides().values() for ids in side)
+        for split in (data.train, data.validation)
+    ]
+    assert unknown[0] > 0 and unknown[1] > 1
+    said = capsys.readouterr().err
+    assert said == (
+        f"unknown words: {unknown[0]} of 14 in train ({unknown[0] / 14:.2%}), "
+        f"{unknown[1]} of 6 in validation ({unknown[1] / 6:.2%})\n"
+    )
+    complete = loaded(tmp_path / "all", custom(tmp_path, tokenizer="word"))
+    run_report.say_unknown({"train": complete.train}, complete.tokenizer)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_target_that_spaces_do_not_separate_is_refused(tmp_path, own_datasets):
+    written(tmp_path)
+    config = custom(tmp_path, tokenizer="spaces")
+    assert loaded(tmp_path, config).tokenizer.kind == "spaces"
+    (tmp_path / "train.en").write_text("the dog  barks\nthe cat\na house\n")
+    with pytest.raises(InputError, match=r"2 spaces in a row: 'the dog  barks'"):
+        loaded(tmp_path / "other", config)
+
+
+def test_another_start_makes_the_same_tokenizer_or_refuses_the_changed_text(tmp_path, own_datasets):
+    config = custom(tmp_path)
+    path = tmp_path / "tokenizer.model"
+    pipeline.provide_tokenizer(config, pipeline.open_dataset(config), path)
+    again = pipeline.provide_tokenizer(config, pipeline.open_dataset(config), path, verify=True)
+    assert again.kind == "char"
+    path.write_bytes(path.read_bytes().replace(b'"t"', b'"\xc3\xbc"'))
+    with pytest.raises(InputError, match="differs from the tokenizer that the text of 'train'"):
+        pipeline.provide_tokenizer(config, pipeline.open_dataset(config), path, verify=True)
+
+
+def test_a_sweep_checks_points_whose_vocabulary_only_the_texts_have():
+    config = small_config(SMALL)
+    assert sweep_check.config_error(config, Settings(objective="loss")) is None
+    assert sweep_check.parameter_count(config) > 0
+
+
+# Trainings.
+
+STOPPED = {**SMALL, "train.num_steps": 12, "train.eval_every": 6, "train.checkpoint_every": 6}
+WORDS = {
+    **STOPPED,
+    "model.architecture": "decoder_lm",
+    "data.tokenizer": "word",
+    "data.vocab_size": 211,
+    "data.packing": True,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [STOPPED, WORDS], ids=["char", "word"])
+def test_a_stopped_run_ends_like_one_that_was_not_and_devices_change_no_batch(
+    changes, tmp_path, quickly_compiled
+):
+    assert fit(tmp_path / "whole", changes) == 0
+    assert fit(tmp_path / "parts", {**changes, "train.num_steps": 6}) == 0
+    assert fit(tmp_path / "parts", changes) == 0
+    whole, parts = (checkpoint_arrays(tmp_path / name, 12) for name in ("whole", "parts"))
+    assert_same_arrays(whole, parts)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    assert fit(tmp_path / "eight", {**changes, "parallel.data": 8}) == 0
+    one, eight = losses(tmp_path / "whole"), losses(tmp_path / "eight")
+    assert one.keys() == eight.keys()
+    np.testing.assert_allclose(list(one.values()), list(eight.values()), rtol=1e-5)
+    run = trained.load(tmp_path / "whole")
+    assert run.config.model.vocab_size == run.tokenizer.vocab_size <= 211
+    assert run.tokenizer.kind == changes["data.tokenizer"]
+    if changes is WORDS:
+        text = generate.Generator(run)(["Monday"])[0]
+        assert run.tokenizer.decode(run.tokenizer.encode([text])) == [text]
+        assert run.tokenizer.vocab_size == 211 and (run.tokenizer.encode(["xyz"])[0] == UNK).all()
+    else:
+        assert len(translate.Translator(run)(["Monday", ""])) == 2
+        _starts_from(tmp_path / "whole", tmp_path)
+    assert evaluate.evaluate_run(run, "validation").values["loss"] > 0
+
+
+def _starts_from(run, folder):
+    """Starts a run from another one with the same characters; refuses one with other tokens."""
+    child = {**STOPPED, "init.run": str(run), "train.num_steps": 6}
+    assert fit(folder / "child", child) == 0
+    ours, theirs = (tokenizer.load(each / "tokenizer.model") for each in (folder / "child", run))
+    assert ours.fingerprint == theirs.fingerprint
+    with pytest.raises(InputError, match=r"^config\.data\.tokenizer: .* is 'char', got 'word'"):
+        fit(folder / "other", {**child, "data.tokenizer": "word"})
