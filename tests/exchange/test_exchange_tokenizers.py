@@ -75,7 +75,7 @@ def run_of(folder, kind, architecture="encoder_decoder", **decode):
 
 
 def printed_by_card(run, folder, monkeypatch, capsys, kind="ctranslate2"):
-    """Returns what the code of an exported card prints for each of SENTENCES."""
+    """Returns the output of the code of an exported card for each of SENTENCES."""
     export(run, folder, folder / "out", kind=kind, quantization="float32", license=None)
     code = (folder / "out/README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(folder / "out")

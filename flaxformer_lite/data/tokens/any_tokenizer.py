@@ -1,4 +1,4 @@
-"""What all tokenizers have in common: their interface, the order of their ids, rows of ids."""
+"""The interface of all tokenizers, the order of their ids, and rows of ids."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -30,7 +30,7 @@ class AnyTokenizer(Protocol):
         """Returns the texts of rows of target ids, each up to its first end symbol or padding."""
 
     def vocabulary_of(self, side: str) -> list[str]:
-        """Returns the piece of each id in the notation of its kind; no piece occurs twice."""
+        """Returns the piece of each id in the notation of its kind; no 2 are equal."""
 
     def pieces(self, ids: Iterable[int], *, side: str = "source") -> list[str]:
         """Returns the text of each id with its spaces; a special symbol by name, such as '<s>'."""
