@@ -149,7 +149,8 @@ def _value(config: Config, name: str) -> object:
 def _check_batches(config: Config) -> None:
     """Raises InputError if buckets, rows and microbatches do not fit together."""
     data, accumulate = config.data, config.optim.accumulate_steps
-    if not data.buckets or list(data.buckets) != sorted(set(data.buckets)) or data.buckets[0] < 1:
+    lengths = data.row_lengths
+    if not lengths or list(lengths) != sorted(set(lengths)) or lengths[0] < 1:
         raise InputError(
             f"config.data.buckets: expected increasing positive lengths, got {data.buckets}."
         )
@@ -158,7 +159,7 @@ def _check_batches(config: Config) -> None:
             f"config.data.buckets: the longest, {data.buckets[-1]}, is over model.max_length = "
             f"{config.model.max_length}; shorten the bucket or raise model.max_length."
         )
-    longest = data.row_lengths[-1]
+    longest = lengths[-1]
     of_rows = "the longest bucket" if data.windows is None else "data.windows"
     if data.tokens_per_batch < longest * data.rows_multiple:
         raise InputError(

@@ -25,11 +25,11 @@ def check_windows(config: Config, given: Set[str]) -> None:
             "config.data.packing: a row of data.windows is filled with consecutive tokens already; "
             "unset one of the two."
         )
-    for name in ("buckets", "num_buckets"):
-        if f"data.{name}" in given:
+    for name, none in (("buckets", ()), ("num_buckets", None)):
+        if f"data.{name}" in given and getattr(data, name) != none:
             raise InputError(
                 f"config.data.{name}: every row has data.windows = {data.windows} tokens, so this "
-                "has no effect; leave it unset."
+                f"has no effect; leave it unset, or set it to {none}."
             )
     if data.subword_sampling:
         raise InputError(

@@ -325,11 +325,12 @@ def _warn_of_overlap(dataset: Dataset, splits: Mapping[str, str]) -> None:
             continue
         if shared := dataset.shared(splits["train"], splits[role]):
             logging.warning(
-                "config.data.%s_split: %s has %s examples that %s has too: the model is evaluated "
-                "on training examples.",
+                "config.data.%s_split: %s has %s %s that %s has too: the model is evaluated on "
+                "training examples.",
                 role,
                 splits[role],
                 f"{shared:,}",
+                dataset.unit,
                 splits["train"],
             )
 

@@ -163,8 +163,8 @@ def test_the_ids_of_a_file_are_those_of_its_text_encoded_at_once(tmp_path, token
 
 def test_a_slice_from_within_a_file_starts_without_a_space_of_the_tokenizer(tmp_path, tokens):
     config = config_of(write(tmp_path, a=TEXT, b=OTHER))
-    dataset, begin = opened(config), len(TEXT) - 11
-    split = pipeline.read_split(dataset, f"train[{begin}:]", tokens, config)
+    dataset, start = opened(config), len(TEXT) - 11
+    split = pipeline.read_split(dataset, f"train[{start}:]", tokens, config)
     first, second = split.tokens.target
     assert second.tolist() == tokens.encode([OTHER], side="target")[0].tolist()
     assert "".join(tokens.pieces(first)) == "no line end"
@@ -259,4 +259,7 @@ def test_the_parts_overlap_with_a_warning_of_the_shared_characters(tmp_path, cap
     pipeline.load(config, pipeline.open_dataset(config), tmp_path / "tokenizer.model")
     (message,) = warnings_of(caplog)
     total = len(TEXT * 2)
-    assert f"has {total * 90 // 100 - total * 80 // 100:,} " in message
+    assert (
+        f"has {total * 90 // 100 - total * 80 // 100:,} characters that train[:90%] has too"
+        in message
+    )

@@ -27,6 +27,7 @@ def test_windows_set_the_length_of_rows_in_place_of_the_buckets():
     """The default buckets are longer than this model, and have no effect."""
     config = resolved({**WINDOWS, "model.max_length": 67, "data.tokens_per_batch": 67 * 8})
     assert config.data.row_lengths == (67,)
+    assert resolved({**WINDOWS, "data.buckets": (), "data.num_buckets": None}).data.buckets == ()
     assert resolved(LM).data.row_lengths == resolved(LM).data.buckets != (67,)
 
 

@@ -29,6 +29,7 @@ class Dataset:
       languages: (source, target) of a translation model.
       label_names: the name of each label of a classifier.
       contents: the SHA-256 of each file of custom text, by its path.
+      unit: what a slice of a split counts.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Dataset:
             self._builder, self.contents = builders.own_texts(own_text)
         self.version = str(self._builder.version)
         self._has_whole_files = own_text is not None and own_text.whole_files
+        self.unit = "characters" if self._has_whole_files else "examples"
         self.languages: tuple[str, str] | None = None
         self.label_names: list[str] | None = None
         self._texts = self._features_of_type(tfds.features.Text)

@@ -113,7 +113,7 @@ class Part:
 
     Attributes:
       split: the name of the whole split.
-      begin, end: the first character of the range in the joined files, and the one after its last.
+      start, stop: the first character of the range in the joined files, and the one after its last.
       records: the first of the records, and the one after the last.
       skipped: characters of the first record that are before the range.
       dropped: characters of the last record that are after the range.
@@ -123,8 +123,8 @@ class Part:
     """
 
     split: str
-    begin: int
-    end: int
+    start: int
+    stop: int
     records: tuple[int, int]
     skipped: int
     dropped: int
@@ -140,7 +140,7 @@ class Part:
         """Returns the number of characters in both ranges."""
         if self.split != other.split:
             return 0
-        return max(0, min(self.end, other.end) - max(self.begin, other.begin))
+        return max(0, min(self.stop, other.stop) - max(self.start, other.start))
 
     def cut(self, numbers: Iterable[int], texts: Sequence[str]) -> list[str]:
         """Returns the texts of records of the range without the characters outside of it."""
@@ -190,27 +190,27 @@ def part(name: str, folder: Path) -> Part | None:
     with np.load(file) as index:
         ends, first = index["ends"], index["first"]
     total = int(ends[-1])
-    begin, end = (
+    start, stop = (
         default if bound is None else _character(bound, total)
         for bound, default in zip(bounds, (0, total), strict=True)
     )
-    if not 0 <= begin < end <= total:
+    if not 0 <= start < stop <= total:
         raise InputError(
             f"config.data: {name!r} is not a part of the {total:,} characters of the files; change "
             "the slice."
         )
-    record, last = (int(n) for n in np.searchsorted(ends, [begin, end - 1], side="right"))
+    record, last = (int(n) for n in np.searchsorted(ends, [start, stop - 1], side="right"))
     before = int(ends[record - 1]) if record else 0
     starts = first[(first > record) & (first <= last)] - record
     return Part(
         split,
-        begin,
-        end,
+        start,
+        stop,
         records=(record, last + 1),
-        skipped=begin - before,
-        dropped=int(ends[last]) - end,
+        skipped=start - before,
+        dropped=int(ends[last]) - stop,
         texts=(0, *starts.tolist(), last + 1 - record),
-        continues=begin > before or record not in first,
+        continues=start > before or record not in first,
     )
 
 

@@ -96,7 +96,7 @@ def tokenised(
 def _key(reader: Reader, column: str, tokenizer: AnyTokenizer, start: Sequence[int]) -> str:
     data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
     if reader.part is not None:
-        data += [reader.part.begin, reader.part.end]
+        data += [reader.part.start, reader.part.stop]
     made_by = None if column == "label" else [tokenizer.made_by(column), *map(int, start)]
     return hashlib.sha256(json.dumps([data, made_by]).encode()).hexdigest()[:32]
 
