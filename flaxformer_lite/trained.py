@@ -319,5 +319,11 @@ def make_decoder(
     model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options: Any
 ) -> Decoder:
     """Returns a `Decoder` that splits its batches over the devices of `mesh`."""
-    layout = parallel.decoding_shardings(mesh)
-    return Decoder(model, config.decode, rows_multiple=mesh.size, sharding=layout, **options)
+    options = {
+        "rows_multiple": mesh.size,
+        "sharding": parallel.decoding_shardings(mesh),
+        # In windows of whole files the start symbol is rare: only at the start of a file.
+        "within_texts": config.data.windows is not None and config.data.whole_files,
+        **options,
+    }
+    return Decoder(model, config.decode, **options)

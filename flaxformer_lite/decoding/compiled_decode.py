@@ -1,5 +1,6 @@
 """The function that decodes one batch, compiled for each shape of a batch."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.decoding import methods
 from flaxformer_lite.decoding.mask_predict import decode_masked
-from flaxformer_lite.decoding.task import continuation, translation, with_whole_rows
+from flaxformer_lite.decoding.task import Task, continuation, translation, with_whole_rows
 from flaxformer_lite.fields import DecodeConfig
 from flaxformer_lite.model.devices import compiled_for
 from flaxformer_lite.model.parameters import Params
@@ -40,16 +41,19 @@ class CompiledDecode:
         self._batch_sharding, self._logits_sharding, self._output_sharding = shardings
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def __call__(self, params: Params, batch: Arrays, n: int | None) -> Callable[..., Any]:
+    def __call__(
+        self, params: Params, batch: Arrays, n: int | None, *, within_text: bool = False
+    ) -> Callable[..., Any]:
         """Returns the compiled function for arrays, or abstract arrays, of these shapes.
 
         Its output is the ids of each row, (rows, length); with `n`, the n best ids,
-        (rows, n, length), and their scores, (rows, n).
+        (rows, n, length), and their scores, (rows, n). `within_text`: as in `continuation`.
         """
         independent = self._devices_are_independent(params)
-        key = (independent, n, *(array.shape for array in batch))
+        key = (independent, n, within_text, *(array.shape for array in batch))
         if key not in self._compiled:
-            decode = self._decode_function(batch, n, None if independent else self._logits_sharding)
+            sharding = None if independent else self._logits_sharding
+            decode = self._decode_function(batch, n, sharding, within_text)
             if self._batch_sharding is not None:
                 (rows, *_), mesh = self._batch_sharding.spec, self._batch_sharding.mesh
                 assert isinstance(mesh, Mesh), "decoding has no abstract meshes"
@@ -63,7 +67,11 @@ class CompiledDecode:
         return self._compiled[key]
 
     def _decode_function(
-        self, batch: Arrays, n: int | None, logits_sharding: NamedSharding | None
+        self,
+        batch: Arrays,
+        n: int | None,
+        logits_sharding: NamedSharding | None,
+        within_text: bool,
     ) -> Callable[..., Any]:
         """Returns `decode(params, *batch)` for batches of this shape."""
         model, config = self._model, self._config
@@ -76,7 +84,8 @@ class CompiledDecode:
         # Most outputs are not longer than their inputs.
         capacities = (longest, most) if longest < most else (most,)
         translates = model.config.architecture == "encoder_decoder"
-        make_task = translation if translates else continuation
+        continued = functools.partial(continuation, within_text=within_text)
+        make_task: Callable[..., Task] = translation if translates else continued
 
         def decode(params: Params, *batch: jax.Array) -> Any:
             task = make_task(model, config, params, *batch)

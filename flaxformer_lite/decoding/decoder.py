@@ -62,6 +62,7 @@ class Decoder:
         rows_multiple: int = 1,
         sharding: Shardings | None = None,
         compile_with: CompileWith = lambda compile: compile(),
+        within_texts: bool = False,
     ):
         """
         Args:
@@ -70,12 +71,14 @@ class Decoder:
           sharding: of a batch of inputs; of logits to sample from, if devices share the model; of
             the outputs, whole in every process. None: one device.
           compile_with: runs a compilation, so that a caller can run it elsewhere and wait.
+          within_texts: whether prompts of 1 token or more continue without a start symbol, see
+            `continuation`.
 
         Raises:
           InputError: the model cannot decode by `config.method`.
         """
         check_method(model.config, config)
-        self._config = config
+        self._config, self._within_texts = config, within_texts
         self._decodes_sources = model.config.architecture == "encoder_decoder"
         self.max_length: int = model.config.max_length
         self._rows_for = self._rule_of_rows(rows, rows_multiple)
@@ -191,7 +194,8 @@ class Decoder:
             ]
             if prefixes is not None:
                 batch.append(self._padded(prefixes, chosen, rows, end=False))
-            yield chosen, self._run(params, batch, n)
+            within_text = self._within_texts and len(inputs[chosen[0]]) > 0
+            yield chosen, self._run(params, batch, n, within_text)
 
     def _check(self, inputs: Sequence[np.ndarray], prefixes: Sequence[np.ndarray] | None) -> None:
         if prefixes is not None and self._config.method == "mask_predict":
@@ -209,14 +213,20 @@ class Decoder:
                     )
 
     def _groups(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[list[int], int]]:
-        """Yields the indices of the inputs of each batch, longest inputs first, and its rows."""
+        """Yields the indices of the inputs of each batch, longest inputs first, and its rows.
+
+        Prompts within texts are not in a batch with empty prompts, which start texts.
+        """
         indices = [i for i in range(len(inputs)) if len(inputs[i]) or not self._decodes_sources]
         indices.sort(key=lambda i: len(inputs[i]), reverse=True)
         while indices:
             length = padded_length(len(inputs[indices[0]]) + 1, self.max_length)
             rows = self._rows_for(length, waiting=len(indices))
-            yield indices[:rows], rows
-            indices = indices[rows:]
+            chosen = indices[:rows]
+            if self._within_texts and len(inputs[chosen[0]]):
+                chosen = [i for i in chosen if len(inputs[i])]
+            yield chosen, rows
+            indices = indices[len(chosen) :]
 
     def _padded(
         self, texts: Sequence[np.ndarray], chosen: list[int], rows: int, *, end: bool
@@ -225,7 +235,9 @@ class Decoder:
         texts = [texts[i] for i in chosen] + [EMPTY] * (rows - len(chosen))
         return pad_rows(texts, padded_length(max(map(len, texts)) + 1, self.max_length), end=end)
 
-    def _run(self, params: Params, batch: list[np.ndarray], n: int | None) -> Any:
+    def _run(
+        self, params: Params, batch: list[np.ndarray], n: int | None, within_text: bool
+    ) -> Any:
         """Returns the outputs of a batch, on the host and in the order of its rows."""
         rows = len(batch[0])
         device_rows = rows
@@ -234,7 +246,8 @@ class Decoder:
         # Devices take turns, longest input first, so that all devices get similar lengths.
         order = np.arange(rows).reshape(device_rows, -1).T.ravel()
         arrays = [self._on_devices(array[order]) for array in batch]
-        output = self._compiled(params, arrays, n)(params, *arrays)
+        run = self._compiled(params, arrays, n, within_text=within_text)
+        output = run(params, *arrays)
         if jax.process_count() > 1:
             # A gather that waits for 1 minute fails, so it starts when all devices have finished.
             output = self._gather(jax.block_until_ready(output))

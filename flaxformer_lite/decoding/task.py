@@ -70,7 +70,13 @@ def translation(
 
 
 def continuation(
-    model: nn.Module, config: DecodeConfig, params: Params, prompt_BP: jax.Array, row_B: jax.Array
+    model: nn.Module,
+    config: DecodeConfig,
+    params: Params,
+    prompt_BP: jax.Array,
+    row_B: jax.Array,
+    *,
+    within_text: bool = False,
 ) -> Task:
     """Returns the task of a language model that continues each prompt; outputs include the prompt.
 
@@ -79,13 +85,21 @@ def continuation(
     Args:
       prompt_BP: ids, then padding; a row of padding is an empty prompt.
       row_B: a number for each row; its random samples depend on it. -1: an unused row.
+      within_text: whether the prompts, all of 1 token or more, are from within texts. The model
+        then reads no start symbol in front of them.
     """
     apply = functools.partial(model.apply, {"params": params})
+
+    def step(token: jax.Array, cache: Any, index: jax.Array, **beams: Any) -> Any:
+        if within_text:
+            # The first token of a prompt overwrites the start symbol in the cache.
+            index = jnp.maximum(index - 1, 0)
+            beams = {name: jnp.roll(of_index, -1, axis=-1) for name, of_index in beams.items()}
+        return apply(token, cache, index, method="decode_step", **beams)
+
     limit_B = (prompt_BP != PAD).sum(axis=1) + config.max_extra_length
     return Task(
-        step=lambda token, cache, index, **beams: apply(
-            token, cache, index, method="decode_step", **beams
-        ),
+        step=step,
         start_cache=lambda *size: apply(prompt_BP.shape[0], *size, method="start_cache"),
         prompt_BP=prompt_BP,
         limit_B=jnp.where(row_B >= 0, limit_B, 0),

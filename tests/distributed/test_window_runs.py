@@ -124,26 +124,60 @@ def test_evaluating_a_run_counts_each_token_and_character_of_its_split_once(fini
     assert evaluate.evaluate_run(other, "test").values["loss"] > values["loss"]
 
 
-def test_a_generated_text_has_the_log_probability_that_training_gives_it(finished):
-    """For an empty prompt, and for one; a window at the start of a text has the same context."""
+def log_prob(run, before, ids):
+    """Returns the log-probability of ids after the token `before`, by the loss of training."""
+    batch = {
+        "target": np.asarray(ids, np.int32)[None],
+        "before": np.array([before], np.int32),
+        "row": np.zeros(1, np.int32),
+    }
+    loss = jax.jit(lambda params: step.loss_sums(params, batch, model=run.model)[1]["loss"])
+    return -float(loss(run.params)[0])
+
+
+@pytest.mark.parametrize("prompt", ["", "SPEAKER"])
+@pytest.mark.parametrize("within_texts", [False, True])
+def test_a_generated_text_has_the_log_probability_that_training_gives_it(
+    finished, prompt, within_texts
+):
+    """A prompt is read after the start symbol, or as the first tokens of a window."""
     run = trained.load(finished)
-    texts = dataclasses.replace(run.config.decode, method="beam", beam_size=1, alpha=0.0)
-    decoder = Decoder(run.model, texts)
-    prompts = [np.empty(0, np.int32), run.encode(["SPEAKER"])[0]]
-    best = [hypotheses[0] for hypotheses in decoder.n_best(run.params, prompts, 1)]
-    for prompt, (ids, score) in zip(prompts, best, strict=True):
-        assert ids[: len(prompt)].tolist() == prompt.tolist() and len(ids) > len(prompt)
-        labels = ids if len(ids) == WINDOW else np.append(ids, EOS)
-        batch = {
-            "target": labels[None],
-            "before": np.array([BOS], np.int32),
-            "row": np.zeros(1, np.int32),
-        }
-        loss = jax.jit(
-            lambda params, batch: step.loss_sums(params, batch, model=run.model)[1]["loss"]
-        )(run.params, batch)
-        assert score == pytest.approx(-float(loss[0]), rel=1e-4)
-    greedy = generate.load(finished)(["", "SPEAKER"])
-    assert greedy == run.tokenizer.decode([ids for ids, _ in best])
+    texts = dataclasses.replace(run.config.decode, method="beam", beam_size=3, alpha=0.0)
+    decoder = Decoder(run.model, texts, within_texts=within_texts)
+    ids = run.encode([prompt])[0]
+    hypotheses = decoder.n_best(run.params, [ids], 3)[0]
+    assert len(hypotheses) == 3 and all(len(best) > len(ids) for best, _ in hypotheses)
+    scores = [score for _, score in hypotheses]
+    found = []
+    for best, _ in hypotheses:
+        assert best[: len(ids)].tolist() == ids.tolist()
+        labels = best if len(best) == WINDOW else np.append(best, EOS)
+        if within_texts and len(ids):
+            found.append(log_prob(run, labels[0], labels[1:]))
+        else:
+            found.append(log_prob(run, BOS, labels))
+    # In a window the first token of a prompt has no probability; all hypotheses have that token.
+    assert np.subtract(scores, scores[0]) == pytest.approx(np.subtract(found, found[0]), abs=1e-4)
+    if not (within_texts and prompt):
+        assert scores == pytest.approx(found, rel=1e-4)
+
+
+def test_generate_reads_a_prompt_of_a_file_as_a_window_and_an_empty_one_as_a_start(finished):
+    run = trained.load(finished)
+    prompts = ["", "SPEAKER", "What", ""]
+    rows = [run.encode([prompt])[0] for prompt in prompts]
+    generated = generate.load(finished)(prompts)
+    logits_of = jax.jit(lambda params, row: run.model.apply({"params": params}, row))
+    decoded = []
+    for ids in rows:
+        text = list(ids)
+        while len(text) < WINDOW and EOS not in text:
+            read = text if len(ids) else [BOS, *text]
+            row = np.pad(np.array(read), (0, WINDOW - len(read)))[None]
+            text.append(int(logits_of(run.params, row)[0, len(read) - 1].argmax()))
+        decoded.append(np.array(text))
+    assert generated == run.tokenizer.decode(decoded)
+    others = Decoder(run.model, run.config.decode)(run.params, rows)
+    assert run.tokenizer.decode(others) != generated
     sampled = generate.load(finished, method="sample", seed=3)(["SPEAKER"] * 3)
     assert all(text.startswith("SPEAKER") for text in sampled) and len({*sampled}) == 3
