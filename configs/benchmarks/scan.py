@@ -16,7 +16,7 @@ from flaxformer_lite.config import default_config
 
 def get_config():
     config = default_config()
-    config.model.update(d_model=128, num_heads=8, d_ff=256, max_length=64)
+    config.model.update(d_model=128, d_ff=256, max_length=64)
     config.model.update(num_encoder_layers=2, num_decoder_layers=2, norm_placement="pre")
     config.data.update(dataset="parallel_text", languages=("commands", "actions"))
     config.data.update(train_files=("scan/train.tsv",), validation_files=("scan/validation.tsv",))

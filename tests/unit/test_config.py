@@ -448,6 +448,15 @@ def test_every_field_with_a_rule_exists(names):
             "data.tokenizer='char' has other tokens; set data.tokenizer to 'spaces' or 'word'",
         ),
         (
+            dict(
+                train__best_metric="sequence_error_rate",
+                data__tokenizer="spaces",
+                data__target_tokenizer="char",
+            ),
+            "train.best_metric",
+            "data.target_tokenizer='char' has other tokens; set data.target_tokenizer to 'spaces'",
+        ),
+        (
             dict(model__architecture="encoder_classifier", data__packing=True),
             "data.packing",
             "one text a row",
@@ -595,6 +604,12 @@ def test_fields_that_contradict_each_other_are_refused_with_the_name_of_one(fiel
         dict(model__vocab_size=37000),
         dict(parallel__data=-1),
         dict(train__best_metric="accuracy", train__decode_examples=0),
+        dict(
+            train__best_metric="symbol_error_rate",
+            data__tokenizer="char",
+            data__target_tokenizer="spaces",
+            data__vocab_size=None,
+        ),
         dict(train__best_metric="bleu_tokenized", data__pretokenized=True),
         dict(model__position="rotary", model__d_head=66),
         dict(model__num_kv_heads=2),

@@ -112,11 +112,14 @@ def test_g2p_has_15_languages_with_3_files_each():
     assert {name.split("_")[1] for name in g2p.DIGESTS} == {"train.tsv", "dev.tsv", "test.tsv"}
 
 
-SMALL = """
-    model.d_model=8 model.num_heads=2 model.d_ff=8 model.num_encoder_layers=1
-    model.num_decoder_layers=1 data.tokens_per_batch=512 data.num_buckets=None train.log_every=2
-    train.eval_every=2 optim.warmup_steps=1 train.decode_examples=2
-""".split()
+SMALL = [
+    f"--config.{setting}"
+    for setting in """
+        model.d_model=8 model.num_heads=2 model.d_ff=8 model.num_encoder_layers=1
+        model.num_decoder_layers=1 data.tokens_per_batch=512 data.num_buckets=None
+        train.log_every=2 train.eval_every=2 optim.warmup_steps=1 train.decode_examples=3
+    """.split()
+]
 
 
 @pytest.mark.slow
@@ -132,8 +135,7 @@ def test_a_tiny_run_of_scan_has_every_figure_and_is_not_trained_again(tmp_path, 
     monkeypatch.setattr(scan, "HELD_OUT", 2)
     flags = [f"--data={tmp_path}", f"--output={tmp_path / 'runs'}", "--splits", "simple"]
     flags += ["--seeds", "3", "--steps=4", f"--json={tmp_path / 'figures.json'}"]
-    more = [f"--config.{setting}" for setting in SMALL]
-    scan.main([*flags, *more])
+    scan.main([*flags, *SMALL])
     found = json.loads((tmp_path / "figures.json").read_text())
     names = "exact match", "too short", "with oracle length", "actions", "held out", "minutes"
     assert found.keys() == {f"simple sinusoidal, {n}{s}" for n in names for s in ("", ", seed 3")}
@@ -145,3 +147,26 @@ def test_a_tiny_run_of_scan_has_every_figure_and_is_not_trained_again(tmp_path, 
     assert {f"simple sinusoidal, {name}": figure for name, figure in figures.items()} == {
         name: figure["value"] for name, figure in found.items() if "seed" not in name
     }
+
+
+@pytest.mark.slow
+def test_a_tiny_run_of_g2p_has_the_rates_of_the_best_step(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    texts = {"ady_train.tsv": PHONES * 5, "ady_dev.tsv": PHONES, "ady_test.tsv": PHONES}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    digests = {name: digest_of(text) for name, text in texts.items()}
+    monkeypatch.setattr(g2p, "DIGESTS", digests)
+    flags = [f"--data={tmp_path}", f"--output={tmp_path / 'runs'}", "--languages", "ady"]
+    # So fast that it is at its best before the last step.
+    fast = ["--config.optim.learning_rate=0.3", "--config.model.d_model=32"]
+    g2p.main([*flags, "--seeds", "3", "--steps=8", *SMALL, *fast])
+    log = tmp_path / "runs" / "ady-8" / "seed3" / "metrics.jsonl"
+    *lines, test = [json.loads(line) for line in log.read_text().splitlines()]
+    rates = {x["step"]: x["sequence_error_rate"] for x in lines if x["split"] == "validation"}
+    assert len(rates) == 4
+    assert rates[test["step"]] == min(rates.values())
+    # The parts have the same words.
+    assert test["sequence_error_rate"] == rates[test["step"]]
+    expected = f"{test['sequence_error_rate']:.2f}"
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["mean", expected]
