@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flaxformer_lite.system.errors import InputError
+
 LENGTH = "length"  # in place of the names of groups: ranges of lengths
 FIRST_RANGE = 4  # symbols: 1 to 4, then 5 to 8, 9 to 16 and so on
 MOST_CELLS = 2**16  # symbols of a batch of pairs, padding included; larger ones are no faster
@@ -82,7 +84,16 @@ def nearest_edits(hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 
     Args:
       references: 1 or more sequences, each with a text for every hypothesis.
+
+    Raises:
+      InputError: there are no references, or not as many texts as hypotheses.
     """
+    counts = [len(texts) for texts in references]
+    if not counts or {*counts} != {len(hypotheses)}:
+        raise InputError(
+            f"the references: expected 1 or more lists of {len(hypotheses)} texts, as many as "
+            f"there are hypotheses, got lists of {counts}."
+        )
     written = [symbols_of(text) for text in hypotheses]
     wanted = [[symbols_of(text) for text in texts] for texts in references]
     edits_RN = np.array([edit_distances(written, texts) for texts in wanted])

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -113,6 +114,15 @@ def test_references_without_symbols_have_no_symbol_error_rate():
     assert math.isnan(scores.values["symbol_error_rate"])
     assert scores.p_values["symbol_error_rate"] == 1
     assert run_report.table(scores.values).splitlines()[1].split() == ["symbol_error_rate", "-"]
+
+
+@pytest.mark.parametrize("references", [[], [["a", "b"], ["a"]]])
+def test_references_without_a_text_for_each_hypothesis_are_refused(references):
+    counts = [len(texts) for texts in references]
+    with pytest.raises(
+        InputError, match=rf"1 or more lists of 2 texts, .* {re.escape(str(counts))}"
+    ):
+        symbol_error_rate(["a", "b"], references)
 
 
 def test_scores_have_the_rates_only_if_wanted():
