@@ -29,7 +29,7 @@ from flaxformer_lite.data.tokens.ragged import Ragged, count_shared, hashes
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.field_rules import OWN_TEXT
-from flaxformer_lite.fields import BOS
+from flaxformer_lite.fields import BOS, UNK
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import absolute
@@ -348,7 +348,7 @@ def _warn_of_equal_examples(
         # a slice of the same examples is warned of above; a few whole files are no examples
         if is_slice or of_train is None or config.data.whole_files:
             continue
-        if shared := count_shared(examples.sides(), of_train):
+        if shared := count_shared(examples.sides(), of_train, unknown=UNK):
             logging.warning(
                 "config.data.%s_split: %s of %s examples are in %s too, word for word: scores on "
                 "them are too good.",

@@ -49,6 +49,14 @@ def test_one_side_and_no_rows():
     assert count_shared(none, one) == count_shared(one, none) == 0
 
 
+def test_rows_with_the_unknown_id_are_not_counted():
+    train = sides([[7], [7, 3], [], [5]], [[8], [8], [3, 3], [5]])
+    test = sides([[7], [7, 3], [], [], [5]], [[8], [8], [3, 3], [9], [5]])
+    of_train = ragged.hashes(train)
+    assert ragged.count_shared(test, of_train) == 4
+    assert ragged.count_shared(test, of_train, unknown=3) == 2
+
+
 def test_ids_of_another_type_are_the_same_ids():
     small = Ragged(np.array([1, 2, 3], np.uint16), np.array([0, 2, 3]))
     assert count_shared({"source": small}, {"source": Ragged.of([[1, 2], [4]])}) == 1

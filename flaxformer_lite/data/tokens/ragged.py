@@ -77,12 +77,21 @@ class Ragged:
         return both.take(np.arange(len(self)) + np.where(own, 0, len(self)))
 
 
-def count_shared(sides: dict[str, Ragged], hashes_N: np.ndarray) -> int:
+def count_shared(
+    sides: dict[str, Ragged], hashes_N: np.ndarray, *, unknown: int | None = None
+) -> int:
     """Returns the number of rows whose hash is in `hashes_N`, see `hashes`.
 
     These are the rows with equal ids on each side. A hash has 64 bits, so 10 million take 80 MB.
+
+    Args:
+      unknown: an id that stands for different symbols: rows with it are not counted.
     """
-    return int(np.isin(hashes(sides), hashes_N).sum())
+    is_shared_N = np.isin(hashes(sides), hashes_N)
+    for side in sides.values() if unknown is not None else ():
+        at = np.flatnonzero(side.values == unknown)
+        is_shared_N[np.searchsorted(side.offsets, at, side="right") - 1] = False
+    return int(is_shared_N.sum())
 
 
 def hashes(sides: dict[str, Ragged]) -> np.ndarray:
