@@ -18,7 +18,7 @@ from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokenizer_of
 from flaxformer_lite.field_rules import ERROR_RATES, SUBWORDS
-from flaxformer_lite.fields import UNK
+from flaxformer_lite.fields import BOS, UNK
 from flaxformer_lite.group_scores import GroupScores, macro_mean
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.runs import metrics_log
@@ -155,20 +155,22 @@ def _unknown(splits: Mapping[str, Split], sides: Sequence[str]) -> list[str]:
     parts = []
     for name, split in splits.items():
         own = [ids for side, ids in split.tokens.sides().items() if side in sides]
-        total = sum(len(ids.values) for ids in own)
-        unknown = sum(_count_unknown(ids) for ids in own)
+        unknown, total = np.sum([_counts(ids) for ids in own], axis=0)
         if unknown:
             parts.append(f"{unknown:,} of {total:,} in {name} ({unknown / total:.2%})")
     return parts
 
 
-def _count_unknown(ids: Ragged) -> int:
-    """Returns the number of unknown tokens; reads memory-mapped ids part by part."""
-    values = ids.values
-    return sum(
-        int(np.count_nonzero(values[first : first + READ_AT_ONCE] == UNK))
-        for first in range(0, len(values), READ_AT_ONCE)
-    )
+def _counts(ids: Ragged) -> np.ndarray:
+    """Returns the numbers of unknown tokens, and of all without the start symbols of texts.
+
+    It reads memory-mapped ids part by part.
+    """
+    counts = np.zeros(2, np.int64)
+    for first in range(0, len(ids.values), READ_AT_ONCE):
+        part = ids.values[first : first + READ_AT_ONCE]
+        counts += np.count_nonzero(part == UNK), np.count_nonzero(part != BOS)
+    return counts
 
 
 def subword_sampling(batches: Batches) -> str:
