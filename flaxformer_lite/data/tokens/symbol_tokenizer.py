@@ -105,7 +105,7 @@ def parsed(content: bytes) -> dict[str, Any] | None:
     kind = found.get("kind") if isinstance(found, dict) else None
     if kind == "byte":
         return {"kind": kind, "symbols": []}
-    symbols = found.get("symbols") if kind in SPLIT else None
+    symbols = found.get("symbols") if isinstance(kind, str) and kind in SPLIT else None
     if not isinstance(symbols, list) or not all(isinstance(each, str) for each in symbols):
         return None
     return {"kind": kind, "symbols": symbols}
