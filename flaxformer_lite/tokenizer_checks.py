@@ -72,19 +72,18 @@ def _check_size(config: Config) -> None:
 def _check_mask(config: Config) -> None:
     """Raises InputError if a target may contain the unknown token, and that is the mask symbol."""
     data = config.data
-    has_unknown = data.tokenizer in FROM_FILE or (
-        data.tokenizer in COUNTED and data.vocab_size is not None
+    is_copied = data.tokenizer_file is not None or config.init.run is not None
+    is_bounded = data.tokenizer in COUNTED and (is_copied or data.vocab_size is not None)
+    if config.model.decoder != "masked" or not (is_bounded or data.tokenizer in FROM_FILE):
+        return
+    counts_all = (
+        " all symbols of the training texts (data.vocab_size=None, no copied tokenizer), or"
     )
-    if config.model.decoder == "masked" and has_unknown:
-        raise InputError(
-            "config.model.decoder: 'masked' uses the unknown token as its mask symbol, and targets "
-            f"of data.tokenizer={data.tokenizer!r} may contain it; "
-            + (
-                "set data.vocab_size=None, or use another tokenizer."
-                if data.tokenizer in COUNTED
-                else "set data.tokenizer to 'unigram', 'bpe' or 'byte'."
-            )
-        )
+    raise InputError(
+        "config.model.decoder: 'masked' uses the unknown token as its mask symbol, and targets of "
+        f"data.tokenizer={data.tokenizer!r} may contain it; use"
+        f"{counts_all if is_bounded else ''} data.tokenizer='unigram', 'bpe' or 'byte'."
+    )
 
 
 def follows_tokenizer(config: Config) -> bool:

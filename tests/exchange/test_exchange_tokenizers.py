@@ -149,7 +149,7 @@ def test_the_card_of_a_language_model_continues_a_text(
     assert any(len(text) > len(prompt) for text, prompt in zip(ours, SENTENCES, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["char", "sentencepiece"])
+@pytest.mark.parametrize("kind", ["char", pytest.param("sentencepiece", marks=pytest.mark.slow)])
 def test_the_card_of_safetensors_computes_logits_with_any_kind(
     kind, tmp_path, monkeypatch, quickly_compiled
 ):
@@ -163,7 +163,7 @@ def test_the_card_of_safetensors_computes_logits_with_any_kind(
     assert names["logits"].shape == (1, 1, run.tokenizer.vocab_size)
 
 
-@pytest.mark.parametrize("kind", [each for each in KINDS if each != "sentencepiece"])
+@pytest.mark.parametrize("kind", ["char", "huggingface"])
 def test_a_tokenizer_that_marian_models_cannot_have_is_refused_by_name(kind, tmp_path):
     with pytest.raises(InputError) as caught:
         export(

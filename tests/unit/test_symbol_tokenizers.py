@@ -165,7 +165,8 @@ def test_training_without_text_is_refused(kind):
     "content",
     ['{"kind": "word", "symbols": []}', '{"kind": "word", "symbols": ["a", "a"]}',
      '{"kind": "char", "symbols": ["a", ""]}', '{"kind": "word", "symbols": ["<unk>"]}',
-     '{"kind": "words", "symbols": ["a"]}', '{"kind": ["char"], "symbols": ["a"]}', '{"kind": "char"', "{}"],
+     '{"kind": "words", "symbols": ["a"]}',
+     '{"kind": ["char"], "symbols": ["a"]}', '{"kind": "char"', "{}"],
 )  # fmt: skip
 def test_a_file_that_is_no_tokenizer_is_refused_with_its_path(content, tmp_path):
     pytest.importorskip("tokenizers")

@@ -74,7 +74,8 @@ def test_kinds_from_a_file_need_the_file_or_a_run_to_start_from(kind):
 
 @pytest.mark.parametrize(
     ("kind", "changes", "is_refused"),
-    [("char", {"vocab_size": None}, False), ("char", {"vocab_size": 99}, True), ("byte", {}, False),
+    [("char", {"vocab_size": None}, False), ("char", {"vocab_size": 99}, True),
+     ("char", {"vocab_size": None, "tokenizer_file": "a.model"}, True), ("byte", {}, False),
      ("huggingface", {}, True), ("sentencepiece", {}, True), ("unigram", {}, False)],
 )  # fmt: skip
 def test_a_masked_decoder_needs_targets_without_unknown_tokens(kind, changes, is_refused):
