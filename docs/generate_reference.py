@@ -162,6 +162,8 @@ def meaning(section: str, name: str, comments: dict[str, str], possible: str) ->
     condition = field_rules.READ_IF.get(f"{section}.{name}")
     if condition and not any(text.startswith(code(value)) for value in condition[1]):
         needed = " or ".join(code(f"{condition[0]}={value}") for value in condition[1])
+        if condition[1] == field_rules.CHOICES.get(condition[0]):  # any value
+            needed = code(condition[0])
         text += f". Only with {needed}"
     return f"{sentence(text)} {sentence(possible)}"
 

@@ -130,6 +130,8 @@ def _check_ignored(config: Config, given: Set[str]) -> None:
             is_default = _value(config, name) == default
             this = "leave this unset" if is_default else f"this to {default!r}"
             needed = " or ".join(f"{other}={value!r}" for value in wanted)
+            if wanted == CHOICES.get(other):  # any value
+                needed = other
             raise InputError(f"config.{name}: requires {needed}; set that, or {this}.")
     if config.model.architecture == "encoder_classifier":
         for name in sorted(given):
