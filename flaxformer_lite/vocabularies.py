@@ -127,7 +127,7 @@ def _check_pair(config: Config) -> None:
 
 
 def copied_from(config: Config) -> list[str]:
-    """Returns what the tokenizers are copied from; [] if one is trained, or extended."""
+    """Returns the run or the files of copied tokenizers; [] if one is trained, or extended."""
     if config.init.vocabulary == "extend":
         return []
     if config.init.run is not None:

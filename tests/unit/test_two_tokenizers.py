@@ -208,6 +208,8 @@ def test_a_file_of_another_kind_or_size_is_refused_by_the_field_of_its_side(file
     shared = config_of(target_tokenizer=None)
     with pytest.raises(InputError, match=r"^config\.data\.target_tokenizer: .* got None"):
         given_tokenizer.check(pair, shared, source="the run")
+    with pytest.raises(InputError, match=r"^config\.data\.target_tokenizer: .* got None"):
+        given_tokenizer.of_files(config_of(target_tokenizer=None, tokenizer_file=str(file)))
     given_tokenizer.check(pair, config_of(), source="the run")
 
 

@@ -16,7 +16,7 @@ FILE = "tokenizer.model"  # in a workdir
 
 
 class Given(NamedTuple):
-    """The tokenizers of the sides that a run does not train; the same one twice if it has one."""
+    """The tokenizers of the sides that a run does not train; both the same if it has one."""
 
     source: AnyTokenizer | None
     target: AnyTokenizer | None
@@ -31,12 +31,12 @@ def of_files(config: Config) -> Given | None:
       InputError: there is no such file, or its tokenizer does not fit the config.
     """
     if config.data.target_tokenizer is None:
-        tokenizer = _of_file(config, "source")
+        tokenizer = of_file(config)
         return None if tokenizer is None else Given(tokenizer, tokenizer)
     found = []
     for side in SIDES:
         with named_for(side):
-            found.append(_of_file(of_side(config, side), side))
+            found.append(of_file(of_side(config, side), side))
     return None if found == [None, None] else Given(*found)
 
 
@@ -47,10 +47,15 @@ def of_parent(tokenizer: AnyTokenizer, config: Config) -> Given:
     return Given(*(two_vocabularies.tokenizer_of(tokenizer, side) for side in SIDES))
 
 
-def _of_file(config: Config, side: str) -> AnyTokenizer | None:
-    """Returns the tokenizer of `data.tokenizer_file`; of one with two vocabularies that of `side`.
+def of_file(config: Config, side: str | None = None) -> AnyTokenizer | None:
+    """Returns the tokenizer of `data.tokenizer_file`, checked; None if the field is not set.
 
-    `config` has one vocabulary.
+    Args:
+      config: of one vocabulary.
+      side: of a file with two vocabularies, that of this side; None: such a file does not fit.
+
+    Raises:
+      InputError: there is no such file, or its tokenizer does not fit the config.
     """
     name = config.data.tokenizer_file
     if name is None:
@@ -63,11 +68,13 @@ def _of_file(config: Config, side: str) -> AnyTokenizer | None:
             "does not exist; check the path."
         )
     try:
-        tokenizer = two_vocabularies.tokenizer_of(tokenizer_lib.load(file), side)
+        tokenizer = tokenizer_lib.load(file)
     except InputError as error:
         if error.where:
             raise
         raise InputError(str(error), where="config.data.tokenizer_file") from error
+    if side is not None:
+        tokenizer = two_vocabularies.tokenizer_of(tokenizer, side)
     check(tokenizer, config, source=str(file))
     return tokenizer
 

@@ -31,7 +31,7 @@ class TwoVocabularies:
         self.fingerprint: str = hashlib.sha256(both.encode()).hexdigest()
 
     def made_by(self, side: str) -> str:
-        """Returns what the tokenizer of that side returns: other runs may share its stored ids."""
+        """Returns that of the tokenizer of `side`: runs with this one share the stored ids."""
         return tokenizer_of(self, side).made_by(side)
 
     def encode(
