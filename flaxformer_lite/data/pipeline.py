@@ -312,7 +312,8 @@ def load(config: Config, dataset: Dataset, tokenizer_path: Path, **options: Any)
     _warn_of_overlap(dataset, {role: getattr(config.data, f"{role}_split") for role in ROLES})
     train = stored_split(dataset, config.data.train_split, tokens, config)
     validation = read_part(dataset, "validation", tokens, config)
-    _warn_of_equal_examples(dataset, train.tokens, tokens, config)
+    if not config.data.whole_files:  # equal files are rare, and hashes of long ones large
+        _warn_of_equal_examples(dataset, train.tokens, tokens, config)
     return Data(
         tokens, train, validation, dataset.label_names, loader.fingerprint(train.tokens, train.plan)
     )
@@ -345,8 +346,7 @@ def _warn_of_equal_examples(
         part = dataset.part(role)
         examples = _stored(part.reader(name), tokens, config)
         is_slice = part is dataset and dataset.shared(config.data.train_split, name)
-        # a slice of the same examples is warned of above; a few whole files are no examples
-        if is_slice or of_train is None or config.data.whole_files:
+        if is_slice or of_train is None:  # a slice of the same examples is warned of above
             continue
         if shared := count_shared(examples.sides(), of_train, unknown=UNK):
             logging.warning(

@@ -135,8 +135,9 @@ def log_prob(run, before, ids):
     return -float(loss(run.params)[0])
 
 
-@pytest.mark.parametrize("prompt", ["", "SPEAKER"])
-@pytest.mark.parametrize("within_texts", [False, True])
+@pytest.mark.parametrize(
+    ("within_texts", "prompt"), [(False, "SPEAKER"), (True, "SPEAKER"), (True, "")]
+)
 def test_a_generated_text_has_the_log_probability_that_training_gives_it(
     finished, prompt, within_texts
 ):

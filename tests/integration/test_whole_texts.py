@@ -71,15 +71,17 @@ def text_of(dataset, split):
 
 
 @pytest.mark.parametrize("content", [
-    TEXT, "one", " \n\na", "a\r\n", "a\n" * 7, "ñ" * 100_003, "x" * whole_texts.PIECE + "\n",
+    TEXT, "one", " \n\na", "a\r\n", "a\n" * 7, "ñ" * 100_003, "x" * whole_texts.LONGEST + "\n", OTHER * 29,
 ])  # fmt: skip
 def test_the_pieces_of_a_file_are_its_text_and_end_at_its_line_ends(tmp_path, content):
     write(tmp_path, a=content)
     pieces = list(whole_texts.pieces(str(tmp_path / "a.txt")))
     assert "".join(pieces) == content and all(pieces)
-    assert all("\n" not in piece[:-1] for piece in pieces)
-    long_ones = [piece for piece in pieces[:-1] if not piece.endswith("\n")]
-    assert all(len(piece.encode()) > whole_texts.PIECE - 4 for piece in long_ones)
+    of_lines = [piece for piece in pieces[:-1] if piece.endswith("\n")]
+    assert all(0 <= len(piece) - whole_texts.PIECE < 100 for piece in of_lines)
+    of_parts = [piece for piece in pieces[:-1] if not piece.endswith("\n")]
+    assert all(len(piece.encode()) > whole_texts.LONGEST - 4 for piece in of_parts)
+    assert len(pieces) == {OTHER * 29: 7, "ñ" * 100_003: 4}.get(content, len(pieces))
 
 
 def test_byte_order_marks_at_the_starts_of_lines_are_removed(tmp_path):
@@ -221,9 +223,10 @@ class Crossing:
 
 
 def test_a_token_over_a_line_end_is_left_out_if_the_tokenizer_adds_no_space(tmp_path):
-    config = config_of(write(tmp_path, a=TEXT))
+    text = "a" * (whole_texts.PIECE - 1) + "\nWhat?"
+    config = config_of(write(tmp_path, a=text))
     split = pipeline.read_split(opened(config), "train", Crossing([]), config)
-    assert split.tokens.target[0].tolist() == [ord(letter) % 250 + 4 for letter in TEXT]
+    assert split.tokens.target[0].tolist() == [ord(letter) % 250 + 4 for letter in text]
     with pytest.raises(InputError, match="expected tokens within lines, got one of a line end"):
         pipeline.read_split(opened(config), "train", Crossing([99]), config)
 

@@ -1,7 +1,7 @@
 """Custom text whose files are whole texts, and slices of it by characters.
 
-A file may be larger than a tokenizer takes at once, so a text is stored in pieces: its lines with
-their ends, the longest lines in parts. A piece is one record of the dataset.
+A file may be larger than a tokenizer takes at once, so a text is stored in pieces: some lines with
+their ends, or a part of a long line. A piece is one record of the dataset.
 """
 
 import codecs
@@ -23,7 +23,8 @@ from flaxformer_lite.system.compressed import (
 from flaxformer_lite.system.errors import InputError
 
 FORM = "whole"
-PIECE = 1 << 16  # bytes of the longest piece
+PIECE = 1 << 12  # bytes after which a piece ends with the line
+LONGEST = 1 << 16  # bytes of the longest part of a line
 SLICE = re.compile(r"(\w+)(?:\[(-?\d+%?)?:(-?\d+%?)?\])?")
 
 
@@ -53,10 +54,12 @@ def pieces(path: str) -> Iterator[str]:
       InputError: see `WholeFiles`.
     """
     line, is_new, has_text = 1, True, False
+    waiting: list[str] = []
+    size = 0  # bytes of `waiting`
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         with open_bytes(path) as file:
-            while chunk := file.readline(PIECE):
+            while chunk := file.readline(LONGEST):
                 if line == 1 and is_new and chunk.startswith(UTF16):
                     raise InputError(f"{path}: expected UTF-8, got UTF-16; {CONVERT}.")
                 text = decoder.decode(chunk.removeprefix(codecs.BOM_UTF8) if is_new else chunk)
@@ -64,9 +67,14 @@ def pieces(path: str) -> Iterator[str]:
                 is_new = chunk.endswith(b"\n")
                 line += is_new
                 has_text = has_text or not text.isspace()
-                if text:
-                    yield text
+                waiting.append(text)
+                size += len(chunk)
+                if size >= PIECE:
+                    yield "".join(waiting)
+                    waiting, size = [], 0
             decoder.decode(b"", final=True)
+            if text := "".join(waiting):
+                yield text
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise InputError(

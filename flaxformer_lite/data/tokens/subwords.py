@@ -39,7 +39,7 @@ def vocabulary_texts(
 ) -> list[str]:
     """Returns at most `count` evenly spaced texts of all sources, then all targets.
 
-    Reads only the returned texts.
+    Reads only the returned texts. Of whole files a text is a line, so that no token spans two.
 
     Args:
       kind: the normalisation of the sources.
@@ -53,6 +53,9 @@ def vocabulary_texts(
         for first in range(0, len(examples), READ_AT_ONCE):
             some = getattr(reader(examples[first : first + READ_AT_ONCE]), side)
             texts += [normalized(text, kind) if side == "source" else text for text in some]
+    if reader.part is not None:
+        lines = [line for text in texts for line in text.split("\n") if line]
+        texts = lines[:: max(1, -(-len(lines) // count))]
     return texts
 
 
