@@ -71,7 +71,8 @@ def text_of(dataset, split):
 
 
 @pytest.mark.parametrize("content", [
-    TEXT, "one", " \n\na", "a\r\n", "a\n" * 7, "ñ" * 100_003, "x" * whole_texts.LONGEST + "\n", OTHER * 29,
+    TEXT, "one", " \n\na", "a\r\n", "a\n" * 7, "ñ" * 100_003, "x" * whole_texts.LONGEST + "\n",
+    OTHER * 29,
 ])  # fmt: skip
 def test_the_pieces_of_a_file_are_its_text_and_end_at_its_line_ends(tmp_path, content):
     write(tmp_path, a=content)
