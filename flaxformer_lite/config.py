@@ -21,10 +21,13 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from flaxformer_lite.config_checks import (
-    check_contradictions,
-    check_method,
-    check_model,
+from flaxformer_lite.checks.config_checks import check_contradictions
+from flaxformer_lite.checks.model_checks import check_method, check_model
+from flaxformer_lite.checks.training_checks import check_training, parse_average
+from flaxformer_lite.checks.vocabularies import (
+    expected_vocabulary,
+    follows_tokenizer,
+    vocabulary_size,
 )
 from flaxformer_lite.field_rules import (
     BELOW_ONE,
@@ -48,12 +51,6 @@ from flaxformer_lite.fields import (
 )
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError, did_you_mean
-from flaxformer_lite.tokenizer_checks import (
-    expected_vocabulary,
-    follows_tokenizer,
-    vocabulary_size,
-)
-from flaxformer_lite.training_checks import check_training, parse_average
 
 __all__ = [  # the names that users import
     "CHOICES",

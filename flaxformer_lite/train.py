@@ -10,6 +10,11 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from flaxformer_lite.checks.vocabularies import (
+    expected_vocabularies,
+    follow_tokenizers,
+    vocabulary_sizes,
+)
 from flaxformer_lite.config import (
     Config,
     source_normalization,
@@ -45,11 +50,6 @@ from flaxformer_lite.training.compilation import CompiledSteps
 from flaxformer_lite.training.interrupt import Background, Interrupt, Interrupted, StopTogether
 from flaxformer_lite.training.loop import Evaluated, Run, Start, Trainer
 from flaxformer_lite.training.state import TrainState, from_parts, to_parts
-from flaxformer_lite.vocabularies import (
-    expected_vocabularies,
-    follow_tokenizers,
-    vocabulary_sizes,
-)
 
 
 def fit(config: Config, workdir: Path) -> int:

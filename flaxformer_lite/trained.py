@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.checks.vocabularies import vocabulary_sizes
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens import two_vocabularies
@@ -29,7 +30,6 @@ from flaxformer_lite.system.storage import place
 from flaxformer_lite.training import meshes, metrics, origin, parallel, sharding
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.origin import Origin
-from flaxformer_lite.vocabularies import vocabulary_sizes
 
 # The properties that members of an ensemble share, by the words of the error message. None is
 # compatible with every value.

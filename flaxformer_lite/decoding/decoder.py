@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from flaxformer_lite.config_checks import check_method
+from flaxformer_lite.checks.model_checks import check_method
 from flaxformer_lite.data.tokens.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.compiled_decode import CompiledDecode, CompileWith, Shardings

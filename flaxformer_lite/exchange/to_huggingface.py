@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.checks.vocabularies import SIDES
 from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokens.any_tokenizer import SPECIAL, AnyTokenizer
 from flaxformer_lite.data.tokens.marian_tokenizer import MarianTokenizer, start_piece
@@ -22,7 +23,6 @@ from flaxformer_lite.exchange.folder import (
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.trained import Trained
-from flaxformer_lite.vocabularies import SIDES
 
 # our name -> Marian's name
 ACTIVATIONS = {ours: theirs for theirs, ours in reversed(marian_config.ACTIVATIONS.items())}

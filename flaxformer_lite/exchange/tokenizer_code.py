@@ -2,13 +2,13 @@
 
 import dataclasses
 
+from flaxformer_lite.checks.vocabularies import SIDES
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.two_vocabularies import (
     TwoVocabularies,
     models_of,
     tokenizer_of,
 )
-from flaxformer_lite.vocabularies import SIDES
 
 
 @dataclasses.dataclass(frozen=True)

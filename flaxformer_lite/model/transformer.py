@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.config_checks import check_model
+from flaxformer_lite.checks.model_checks import check_model
 from flaxformer_lite.fields import BOS, PAD, ModelConfig
 from flaxformer_lite.model.dropout import Dropout
 from flaxformer_lite.model.embeddings import Inputs, Output, project, token_embedding

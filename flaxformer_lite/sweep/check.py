@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.checks.vocabularies import expected_vocabularies
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.field_rules import DROPOUTS, OF_TEXT
@@ -16,7 +17,6 @@ from flaxformer_lite.sweep.space import Point, Settings, raise_errors
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import parameter_groups
 from flaxformer_lite.training import step as step_lib
-from flaxformer_lite.vocabularies import expected_vocabularies
 
 ANY_VOCABULARY = 260  # for a trace, if the texts have the size
 

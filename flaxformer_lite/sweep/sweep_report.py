@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from flaxformer_lite.checks.vocabularies import follow_tokenizers
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.tokens import tokenizer, two_vocabularies
 from flaxformer_lite.field_rules import ERROR_RATES
@@ -21,7 +22,6 @@ from flaxformer_lite.sweep.space import Settings
 from flaxformer_lite.sweep.study import COMPLETE, FAILED
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place, write_whole
-from flaxformer_lite.vocabularies import follow_tokenizers
 
 TIMES = ("tokens_per_second", "minutes")  # timings: they differ between any two runs
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.checks.vocabularies import expected_vocabularies, vocabulary_sizes
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.tokens import given_tokenizer, two_vocabularies
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
@@ -27,7 +28,6 @@ from flaxformer_lite.system.storage import absolute, check_bucket, in_bucket, pl
 from flaxformer_lite.training import metrics, origin, warm_start
 from flaxformer_lite.training.checkpoint import Checkpoints
 from flaxformer_lite.training.sharding import name_of
-from flaxformer_lite.vocabularies import expected_vocabularies, vocabulary_sizes
 
 EXPORT = "model.safetensors"  # in a folder of `export safetensors`
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from flaxformer_lite.checks.vocabularies import expected_vocabularies, of_side, sides_of
 from flaxformer_lite.config import Config, follows_tokenizer, with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
@@ -23,7 +24,6 @@ from flaxformer_lite.training import flops, hlo, meshes, parallel, plan_table, s
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.plan_table import table
 from flaxformer_lite.training.planned import UTILIZATION, Plan, Target, speed
-from flaxformer_lite.vocabularies import expected_vocabularies, of_side, sides_of
 
 __all__ = [  # all that other modules need, from one place
     "Plan",

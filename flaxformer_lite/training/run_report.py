@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from flaxformer_lite.checks.vocabularies import SIDES, Sizes, of_side, sides_of
 from flaxformer_lite.config import Config, ModelConfig
 from flaxformer_lite.data.batches.loader import Batches
 from flaxformer_lite.data.pipeline import Data
@@ -25,7 +26,6 @@ from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, parameter_groups
-from flaxformer_lite.vocabularies import SIDES, Sizes, of_side, sides_of
 
 MOST_CLASSES = 40  # of a confusion matrix; of more, the most frequent confusions are listed
 CONFUSIONS = 10

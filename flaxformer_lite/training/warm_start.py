@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from flaxformer_lite.checks.training_checks import rules
 from flaxformer_lite.config import Config
 from flaxformer_lite.field_rules import NOT_IN_WEIGHTS
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.training_checks import rules
 
 Shapes = Mapping[str, tuple[int, ...]]
 Arrays = Mapping[str, np.ndarray]

@@ -25,15 +25,7 @@ ORDER = (
     ("training", "decoding", "lines"),
     ("data",),
     ("model", "runs"),
-    (
-        "config_files",
-        "config",
-        "config_checks",
-        "vocabularies",
-        "tokenizer_checks",
-        "training_checks",
-        "window_checks",
-    ),
+    ("config_files", "config", "checks"),
     ("field_rules", "fields", "group_scores", "scoring", "symbol_scores", "system"),
 )
 
@@ -80,8 +72,8 @@ DOORS = {
 # model/ may import these, the standard library, its own folder, the settings and the error.
 MODEL_MAY_IMPORT = {"jax", "flax", "numpy"}
 MODEL_MAY_IMPORT_OF_PACKAGE = (
+    "checks.model_checks",
     "config",
-    "config_checks",
     "field_rules",
     "fields",
     "system.errors",

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from flaxformer_lite.checks.training_checks import Group, parse_group
 from flaxformer_lite.config import Config, ModelConfig, OptimConfig, TrainConfig, resolve
 from flaxformer_lite.model import parameters, transformer
 from flaxformer_lite.sweep import check
@@ -17,7 +18,6 @@ from flaxformer_lite.training import meshes, metrics, plan, run_report
 from flaxformer_lite.training import parameter_groups as groups
 from flaxformer_lite.training import step as step_lib
 from flaxformer_lite.training.sharding import name_of
-from flaxformer_lite.training_checks import Group, parse_group
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 MODEL = ModelConfig(

@@ -9,6 +9,7 @@ import numpy as np
 import phones
 import pytest
 
+from flaxformer_lite.checks.vocabularies import expected_vocabularies, vocabulary_sizes
 from flaxformer_lite.config import default_config, resolve
 from flaxformer_lite.data.batches.loader import Tokens
 from flaxformer_lite.data.pipeline import Split
@@ -21,7 +22,6 @@ from flaxformer_lite.exchange import tokenizer_code
 from flaxformer_lite.fields import EOS, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import run_report
-from flaxformer_lite.vocabularies import expected_vocabularies, vocabulary_sizes
 
 WORDS = phones.words(211)
 PHONES = [phones.phones_of(word) for word in WORDS]

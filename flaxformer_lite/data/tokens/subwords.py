@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from flaxformer_lite.checks.vocabularies import SIDES, copied_from, named_for, of_side
 from flaxformer_lite.config import Config, source_normalization
 from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.tokens import extension, tokenizer, two_vocabularies
@@ -26,7 +27,6 @@ from flaxformer_lite.field_rules import COUNTED
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
-from flaxformer_lite.vocabularies import SIDES, copied_from, named_for, of_side
 
 READ_AT_ONCE = 8192  # examples in memory as text
 GROWTH_SAMPLE = 1000  # evenly spaced examples for the estimate of the growth

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from flaxformer_lite.checks.vocabularies import SIDES, Sizes
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.vocabularies import SIDES, Sizes
 
 MEMBERS = {side: f"{side}/tokenizer.model" for side in SIDES}
 

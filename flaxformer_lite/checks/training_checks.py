@@ -5,10 +5,10 @@ import math
 import re
 from collections.abc import Sequence, Set
 
+from flaxformer_lite.checks.vocabularies import copied_from
 from flaxformer_lite.field_rules import CHOICES, DROPOUTS, ERROR_RATES
 from flaxformer_lite.fields import Config, InitConfig, ModelConfig, TrainConfig
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.vocabularies import copied_from
 
 GROUP_FORM = "'RULE: rate=0.1 decay=False', with one of rate and decay, or both"
 
