@@ -7,7 +7,7 @@ contiguous windows of 64 characters. Download the file first:
 
 Data      input.txt in the current folder: 1,115,394 characters
 Hardware  2 CPU cores
-Command   python train.py --config=configs/benchmarks/tiny_shakespeare.py
+Command   python train.py --config=benchmarks/tiny_shakespeare
 """
 
 from flaxformer_lite.config import default_config

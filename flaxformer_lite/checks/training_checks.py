@@ -145,10 +145,11 @@ def _check_best_metric(config: Config) -> None:
             "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."
         )
     if metric in ERROR_RATES and not config.data.has_symbols:
+        name = "tokenizer" if config.data.target_tokenizer is None else "target_tokenizer"
         raise InputError(
             f"config.train.best_metric: {metric!r} counts symbols with spaces between them, and "
-            f"data.tokenizer={config.data.tokenizer!r} has other tokens; set "
-            "data.tokenizer to 'spaces' or 'word', or choose another metric."
+            f"data.{name}={getattr(config.data, name)!r} has other tokens; set data.{name} to "
+            "'spaces' or 'word', or choose another metric."
         )
     if config.data.bleu_tokenizer is not None and pretokenized:
         raise InputError(

@@ -19,7 +19,7 @@ HYPOTHESES = ["a b c", "a c d", "a b c d e", "x y z"]
 
 @pytest.fixture
 def command(monkeypatch, capfd):
-    """Returns a function that runs a command in this process and returns what it prints."""
+    """Returns a function that runs a command in this process and returns its output."""
     monkeypatch.setattr(runtime, "start", lambda: None)  # it would change this process
     monkeypatch.setattr(commands, "exit_now", sys.exit)  # the real one ends the process
 
