@@ -218,7 +218,7 @@ def classify(arguments: Sequence[str]) -> int:
 
 
 def generate(arguments: Sequence[str]) -> int:
-    """Writes generated texts, one a line."""
+    """Writes generated texts, one a line; those of a model of whole files with their lines."""
     request = run_flags.parse_generate(arguments)
     whole_files.check_output(request.output)
     from flaxformer_lite.system import runtime
@@ -227,7 +227,9 @@ def generate(arguments: Sequence[str]) -> int:
     from flaxformer_lite import generate
 
     generator = generate.load(request.workdir, **request.model, **request.decode)
-    whole_files.write_lines(request.output, generator([request.prompt] * request.count))
+    texts = generator([request.prompt] * request.count)
+    keep_ends = generator.run.config.data.whole_files
+    whole_files.write_lines(request.output, texts, keep_ends=keep_ends)
     return 0
 
 

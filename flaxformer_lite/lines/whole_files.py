@@ -59,16 +59,20 @@ def check_output(path: Path | None) -> None:
         raise InputError(f"--output={path}: cannot be written: {reason}.")
 
 
-def write_lines(path: Path | None, lines: Sequence[str]) -> None:
+def write_lines(path: Path | None, lines: Sequence[str], *, keep_ends: bool = False) -> None:
     """Writes the lines to a file (atomically), a pipe, a device or standard output.
 
     A line end within a line becomes a space. A file is compressed if its name says so, see
     `system.compressed`.
 
+    Args:
+      keep_ends: write texts with their line ends, and a line of --- between two of them.
+
     Raises:
       InputError: the file cannot be written.
     """
-    content = compressor(path)(as_text(lines).encode())
+    text = "\n---\n".join(lines) + "\n" if keep_ends else as_text(lines)
+    content = compressor(path)(text.encode())
     if path is None:
         standard_output().write(content)
         standard_output().flush()

@@ -411,6 +411,8 @@ def test_written_lines_are_read_back_unchanged(tmp_path, monkeypatch, lines):
 def test_a_line_feed_inside_a_text_becomes_a_space(tmp_path):
     write_lines(tmp_path / "out", ["a\nb", "c"])
     assert read_lines(tmp_path / "out") == ["a b", "c"]
+    write_lines(tmp_path / "out", ["a\nb", "c\n"], keep_ends=True)
+    assert (tmp_path / "out").read_text() == "a\nb\n---\nc\n\n"
 
 
 @pytest.mark.parametrize("name", ["missing/out", "folder"])
