@@ -1,7 +1,7 @@
 """Optimizers against learning rates: 4 rates for each optimizer, with one seed.
 
 Data      the task of `default`: CLDR phrases, English to German
-Size      28 points, 400 steps each
+Size      28 points, 600 steps each
 Hardware  2 CPU cores, 46 minutes with --jobs=2 while other work used half of them
 Command   flaxformer-lite sweep --sweep=optimizers --workdir=sweeps/optimizers
 Next      the sweep `optimizers_seeds` has the best rate of each optimizer with more seeds
@@ -41,7 +41,7 @@ def get_config():
     config.data.update(validation_split="validation[:500]", test_split="test[:100]")
     config.optim.update(schedule="linear", warmup_steps=50)
     config.train.update(
-        num_steps=400, log_every=10, eval_every=400, checkpoint_every=100, decode_examples=200
+        num_steps=600, log_every=10, eval_every=600, checkpoint_every=100, decode_examples=200
     )
     return config
 
