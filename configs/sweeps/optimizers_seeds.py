@@ -12,11 +12,11 @@ from flaxformer_lite.config_files import find_config, load_config
 
 SWEEP = {"objective": "loss", "seeds": (1, 2), "columns": ("exact_match", "bleu")}
 BEST = {
-    "muon": {"optim.learning_rate": 8e-3, "optim.weight_decay": 0.1},
+    "muon": {"optim.learning_rate": 4e-3, "optim.weight_decay": 0.1},
     "adamw": {"optim.learning_rate": 4e-3, "optim.weight_decay": 0.1},
     "adam": {"optim.learning_rate": 4e-3},
     "adafactor": {"optim.learning_rate": 2e-3},
-    "lion": {"optim.learning_rate": 8e-4},
+    "lion": {"optim.learning_rate": 4e-4},
     "schedule_free": {"optim.learning_rate": 4e-3, "optim.schedule": "constant"},
     "sgd": {"optim.learning_rate": 0.1},
 }
