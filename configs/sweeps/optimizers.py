@@ -2,7 +2,7 @@
 
 Data      the task of `default`: CLDR phrases, English to German
 Size      28 points, 600 steps each
-Hardware  2 CPU cores, 46 minutes with --jobs=2 while other work used half of them
+Hardware  2 CPU cores, 39 minutes with --jobs=2 while other work used half of them
 Command   flaxformer-lite sweep --sweep=optimizers --workdir=sweeps/optimizers
 Next      the sweep `optimizers_seeds` has the best rate of each optimizer with more seeds
 """

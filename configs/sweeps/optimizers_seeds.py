@@ -4,7 +4,7 @@ The rates are the best of the sweep `optimizers`, which is seed 0 of the same ru
 
 Data      the task of `default`: CLDR phrases, English to German
 Size      7 points of 2 runs, 600 steps each
-Hardware  2 CPU cores, 21 minutes with --jobs=2 while other work used half of them
+Hardware  2 CPU cores, 25 minutes with --jobs=2 while other work used half of them
 Command   flaxformer-lite sweep --sweep=optimizers_seeds --workdir=sweeps/optimizers_seeds
 """
 
