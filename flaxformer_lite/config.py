@@ -24,11 +24,6 @@ from ml_collections import config_dict
 from flaxformer_lite.checks.config_checks import check_contradictions
 from flaxformer_lite.checks.model_checks import check_method, check_model
 from flaxformer_lite.checks.training_checks import check_training, parse_average
-from flaxformer_lite.checks.vocabularies import (
-    expected_vocabulary,
-    follows_tokenizer,
-    vocabulary_size,
-)
 from flaxformer_lite.field_rules import (
     BELOW_ONE,
     CHOICES,
@@ -69,8 +64,6 @@ __all__ = [  # the names that users import
     "default_config",
     "did_you_mean",
     "differences",
-    "expected_vocabulary",
-    "follows_tokenizer",
     "parse_average",
     "resolve",
     "source_language",
@@ -78,7 +71,6 @@ __all__ = [  # the names that users import
     "target_language",
     "to_config_dict",
     "to_dict",
-    "vocabulary_size",
     "with_classes",
     "with_vocabulary",
 ]

@@ -12,8 +12,13 @@ from typing import Any
 
 import jax
 
-from flaxformer_lite.checks.vocabularies import expected_vocabularies, of_side, sides_of
-from flaxformer_lite.config import Config, follows_tokenizer, with_vocabulary
+from flaxformer_lite.checks.vocabularies import (
+    expected_vocabularies,
+    follows_tokenizer,
+    of_side,
+    sides_of,
+)
+from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
 from flaxformer_lite.model import backends, parameters, transformer

@@ -3,13 +3,12 @@
 import given_tokenizers
 import pytest
 
-from flaxformer_lite.config import (
-    Config,
+from flaxformer_lite.checks.vocabularies import (
     expected_vocabulary,
     follows_tokenizer,
-    resolve,
     vocabulary_size,
 )
+from flaxformer_lite.config import Config, resolve
 from flaxformer_lite.data.tokens import given_tokenizer, tokenizer
 from flaxformer_lite.data.tokens.symbol_tokenizer import counted
 from flaxformer_lite.system.errors import InputError
