@@ -2,6 +2,7 @@
 
 import json
 
+import given_tokenizers
 import numpy as np
 import pytest
 import runs
@@ -9,7 +10,8 @@ from runs import assert_same_arrays, checkpoint_arrays, fit, losses, small_confi
 
 from flaxformer_lite import generate, train, trained
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.fields import UNK
+from flaxformer_lite.data.tokens import given_tokenizer, store
+from flaxformer_lite.fields import BOS, UNK
 from flaxformer_lite.sweep import check as sweep_check
 from flaxformer_lite.sweep.space import Settings
 from flaxformer_lite.system.errors import InputError
@@ -120,6 +122,26 @@ def test_a_sweep_checks_points_whose_vocabulary_only_the_texts_have():
     config = small_config(SMALL)
     assert sweep_check.config_error(config, Settings(objective="loss")) is None
     assert sweep_check.parameter_count(config) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["word", "huggingface"])
+def test_child_processes_store_the_ids_of_any_kind(kind, tmp_path, own_datasets, caplog):
+    changes = {"tokenizer": kind}
+    if kind == "huggingface":
+        pytest.importorskip("tokenizers")
+        (tmp_path / "tokenizer.json").write_bytes(given_tokenizers.tokenizer_json("bpe"))
+        changes["tokenizer_file"] = str(tmp_path / "tokenizer.json")
+    config = custom(tmp_path, **changes)
+    dataset = pipeline.open_dataset(config)
+    given = given_tokenizer.of_file(config)
+    ours = pipeline.provide_tokenizer(config, dataset, tmp_path / "model", given=given)
+    reader = dataset.reader("train")
+    columns = store.tokenised(reader, ours, start=(BOS,), processes=2, show=False)
+    assert "failed" not in caplog.text  # a child that fails is only warned of
+    for side, texts in (("source", [a for a, _ in PAIRS]), ("target", [b for _, b in PAIRS])):
+        expected = [[BOS, *row] for row in ours.encode(texts, side=side)]
+        assert [row.tolist() for row in columns[side]] == expected
 
 
 # Trainings.
