@@ -272,8 +272,8 @@ def test_a_source_may_have_the_mask_symbol_of_a_masked_decoder_and_a_target_may_
         return resolve(config)
 
     assert resolved(vocab_size=97).data.vocab_size == 97
-    with pytest.raises(InputError, match=r"data\.target_tokenizer='word' may contain it; set "
-                                         r"data\.target_vocab_size=None"):  # fmt: skip
+    with pytest.raises(InputError, match=r"data\.target_tokenizer='word' may contain it; use "
+                                         r"all .* \(data\.target_vocab_size=None"):  # fmt: skip
         resolved(vocab_size=97, target_vocab_size=89)
 
 
