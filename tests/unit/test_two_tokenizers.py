@@ -213,6 +213,16 @@ def test_a_file_of_another_kind_or_size_is_refused_by_the_field_of_its_side(file
     given_tokenizer.check(pair, config_of(), source="the run")
 
 
+def test_a_run_takes_both_tokenizers_of_its_parent_or_the_shared_one_for_each_side(pair, tmp_path):
+    given = given_tokenizer.of_parent(pair, config_of())
+    assert provided(tmp_path / "same", config_of(), given).fingerprint == pair.fingerprint
+    config = config_of(target_tokenizer="char")
+    given_tokenizer.check(pair.source, config, source="the run")
+    given = given_tokenizer.of_parent(pair.source, config)
+    made = provided(tmp_path / "shared", config, given)
+    assert made.source.fingerprint == made.target.fingerprint == pair.source.fingerprint
+
+
 # Settings.
 
 

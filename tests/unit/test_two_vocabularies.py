@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 import runs
 
-from flaxformer_lite.config import Config, DecodeConfig, ModelConfig, with_vocabulary
+from flaxformer_lite.config import (
+    Config,
+    DecodeConfig,
+    InitConfig,
+    ModelConfig,
+    with_vocabulary,
+)
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.decoding.methods import beam_search
 from flaxformer_lite.decoding.task import translation
@@ -19,7 +25,7 @@ from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.transformer import build_model
-from flaxformer_lite.training import ensemble_step, losses, run_report, step
+from flaxformer_lite.training import ensemble_step, losses, parent, run_report, step, warm_start
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -263,3 +269,27 @@ def test_a_run_reports_the_sizes_of_both_vocabularies():
         "vocabularies 1,009 and 7"
     )
     assert run_report.vocabulary(ModelConfig(vocab_size=1009)) == "vocabulary 1,009"
+
+
+@pytest.mark.parametrize(
+    ("side", "field"), [("source", "vocab_size"), ("target", "target_vocab_size")]
+)
+def test_a_start_from_a_run_of_another_size_is_refused_by_the_field_of_the_side(side, field):
+    config = dataclasses.replace(Config(), model=CONFIG, init=InitConfig(run="A"))
+    new = parent.shapes_of(config)
+    assert warm_start.match(new, new, config, config)["source_embedding/embedding"].old
+    larger = dataclasses.replace(config, model=dataclasses.replace(CONFIG, **{field: 29}))
+    with pytest.raises(ValueError, match=rf"^config\.data\.{field}: .*use data\.{field}=29"):
+        warm_start.match(new, parent.shapes_of(larger), config, larger)
+
+
+def test_a_run_with_2_vocabularies_may_start_from_the_shared_embedding_of_another():
+    rule = InitConfig(run="A", map=("source_embedding=target_embedding",))
+    config = dataclasses.replace(Config(), model=config_of((13, 13)), init=rule)
+    shared = dataclasses.replace(
+        config, model=dataclasses.replace(config.model, target_vocab_size=None)
+    )
+    found = warm_start.match(parent.shapes_of(config), parent.shapes_of(shared), config, shared)
+    for side in ("source", "target"):
+        each = found[f"{side}_embedding/embedding"]
+        assert (each.old, each.kind) == ("target_embedding/embedding", warm_start.LOADED)
