@@ -69,9 +69,8 @@ def write(run: Trained, folder: Path, *, quantization: str) -> tuple[str, str]:
 def _usage(run: Trained, source: list[str], target: list[str], *, translates: bool) -> str:
     """Returns Python code that decodes one text, as Markdown."""
     tokenise = tokenizer_code.of(run.tokenizer)
-    code = next(
-        (piece for piece in source if piece.startswith(">>") and piece.endswith("<<")), None
-    )
+    codes = (piece for piece in source if piece.startswith(">>") and piece.endswith("<<"))
+    code = None if run.tokenizer.kind in tokenizer_code.SYMBOLS else next(codes, None)
     start = [repr(code)] if code else [] if translates else [f'"{target[BOS]}"']
     pieces = ", ".join([*start, f"*{tokenise.pieces}"])
     engine, result = 'Translator(".").translate_batch', "hypotheses"

@@ -97,7 +97,7 @@ def check(tokenizer: AnyTokenizer, config: Config, *, source: str) -> None:
             f"{tokenizer.target.kind!r}, got None; set data.target_tokenizer="
             f"{tokenizer.target.kind}."
         )
-    kind, data = tokenizer_lib.model_kind(tokenizer.content), config.data
+    kind, data = tokenizer.kind, config.data
     # A SentencePiece model with our special ids is used like one that was trained here.
     is_ours = data.tokenizer == "sentencepiece" and kind in SUBWORDS
     if kind != data.tokenizer and not is_ours:
