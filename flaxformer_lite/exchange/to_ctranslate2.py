@@ -6,6 +6,7 @@ from typing import Any
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokens.normalization import normalizing_code
+from flaxformer_lite.data.tokens.two_vocabularies import tokenizer_of
 from flaxformer_lite.exchange import ctranslate2_spec, tokenizer_code
 from flaxformer_lite.exchange.folder import (
     about_decoding,
@@ -70,7 +71,8 @@ def _usage(run: Trained, source: list[str], target: list[str], *, translates: bo
     """Returns Python code that decodes one text, as Markdown."""
     tokenise = tokenizer_code.of(run.tokenizer)
     codes = (piece for piece in source if piece.startswith(">>") and piece.endswith("<<"))
-    code = None if run.tokenizer.kind in tokenizer_code.SYMBOLS else next(codes, None)
+    kind = tokenizer_of(run.tokenizer, "source").kind
+    code = None if kind in tokenizer_code.SYMBOLS else next(codes, None)
     start = [repr(code)] if code else [] if translates else [f'"{target[BOS]}"']
     pieces = ", ".join([*start, f"*{tokenise.pieces}"])
     engine, result = 'Translator(".").translate_batch', "hypotheses"

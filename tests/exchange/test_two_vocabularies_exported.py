@@ -1,8 +1,9 @@
-"""A model with two SentencePiece vocabularies in Transformers: the same logits and tokens."""
+"""A model with two vocabularies generates the same tokens in Transformers and in CTranslate2."""
 
 import importlib.util
 import json
 
+import ctranslate2
 import jax
 import numpy as np
 import phones
@@ -20,13 +21,13 @@ from flaxformer_lite.training import meshes
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not all(importlib.util.find_spec(name) for name in ("torch", "transformers")),
-        reason="needs torch and transformers: pip install -e '.[bench]'",
-    ),
     # Their own warnings while they load.
     pytest.mark.filterwarnings("default"),
 ]
+needs_transformers = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("torch", "transformers")),
+    reason="needs torch and transformers: pip install -e '.[bench]'",
+)
 
 WORDS = phones.words(211)
 PHONES = [phones.phones_of(word) for word in WORDS]
@@ -77,6 +78,28 @@ def run_of(tokens, **changes):
     return trained.Trained(config, tokens, built, params, mesh, None)
 
 
+def generated(run, texts):
+    """Returns the first ids of the translation of each text."""
+    decoder = trained.make_decoder(run.model, run.config, run.mesh)
+    rows = decoder(run.params, run.tokenizer.encode(texts))
+    return [ids.tolist()[:FIRST] for ids in rows]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_ctranslate2_generates_the_same_tokens(tied, tokens, tmp_path):
+    run, folder = run_of(tokens, tie_embeddings=tied, output_bias=not tied), tmp_path / "exported"
+    export(run, tmp_path, folder, kind="ctranslate2", quantization="float32", license=None)
+    engine = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=1)
+    texts, target = phones.words(17, seed=7), tokens.vocabulary_of("target")
+    pieces = [[tokens.vocabulary_of("source")[i] for i in ids] for ids in tokens.encode(texts)]
+    options = json.loads((folder / "decode.json").read_text())
+    found = [each.hypotheses[0] for each in engine.translate_batch(pieces, **options)]
+    expected = generated(run, texts)
+    assert [[target.index(piece) for piece in row[:FIRST]] for row in found] == expected
+    assert len({tuple(ids) for ids in expected}) > 5
+
+
+@needs_transformers
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_marian_model_has_the_same_logits_and_writes_the_same_texts(tied, tokens, tmp_path):
     import torch
@@ -101,8 +124,7 @@ def test_a_marian_model_has_the_same_logits_and_writes_the_same_texts(tied, toke
     )
     assert ours.shape == (1, 1 + len(target), SIZES["target"])
     np.testing.assert_allclose(logits, ours, atol=1e-4)
-    decoder = trained.make_decoder(run.model, run.config, run.mesh)
-    expected = [ids.tolist()[:FIRST] for ids in decoder(run.params, tokens.encode(texts))]
+    expected = generated(run, texts)
     found = [
         model.generate(**theirs([text], return_tensors="pt"))[0].tolist()[1 : FIRST + 1]
         for text in texts
