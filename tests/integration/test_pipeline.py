@@ -189,6 +189,8 @@ def test_a_test_split_without_labels_is_refused_before_the_training(small_langua
 class Numbered:
     """A reader of numbered texts that records the requested numbers."""
 
+    part = None  # of whole files
+
     def __init__(self, number, *columns):
         self.number, self.columns, self.requested = number, dict.fromkeys(columns, ("", "text")), []
 

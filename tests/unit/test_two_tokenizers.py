@@ -38,6 +38,7 @@ class Corpus:
     target: list = dataclasses.field(default_factory=lambda: PHONES)
     columns = {"source": ("", "word"), "target": ("", "phones")}
     files = (("train", 0, 92, 7919, 1),)
+    part = None  # of whole files
     name, split = "texts/word-phones", "train"
 
     def __len__(self):
