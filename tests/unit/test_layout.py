@@ -62,9 +62,12 @@ DOORS = {
     "submitit": {"sweep.cluster"},
     "tokenizers": {"data.tokens.huggingface_tokenizer"},
     "tensorflow_datasets": {
+        "data.sources.algorithms",
         "data.sources.builders",
         "data.sources.datasets",
         "data.sources.examples",
+        "data.sources.generated",
+        "data.sources.listops",
         "data.sources.modular_addition",
         "data.sources.preparation",
     },

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from flaxformer_lite.config import did_you_mean
-from flaxformer_lite.data.sources import builders, modular_addition, preparation, whole_texts
+from flaxformer_lite.data.sources import builders, generated, preparation, whole_texts
 from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.system.errors import InputError
@@ -79,7 +79,9 @@ class Dataset:
         self._source: Sequence[str] = ()
         self._target: Sequence[str] = ()
         self._label: str | None = None
-        self._join = "\t" if architecture == "decoder_lm" and self._translation() else "\n"
+        self._join = "\n"
+        if architecture == "decoder_lm" and self._translation():
+            self._join = getattr(self._builder, "SEPARATOR", "\t")
         if architecture == "encoder_decoder":
             self.languages = self._languages(source_language, text_features)
             self._source, self._target = self.languages[:1], self.languages[1:]
@@ -376,14 +378,8 @@ def _size_and_time(file: str) -> tuple[int, int]:
 def _open(name: str) -> tfds.core.DatasetBuilder:
     dataset, _, config = name.partition("/")
     try:
-        if dataset == "cldr_translate":
-            return builders.cldr_translate(config or "en-de")
-        if dataset == "cldr_language":
-            if config:
-                raise InputError("it has no configs; leave out the part after its name")
-            return builders.cldr_language()
-        if dataset == "modular_addition":
-            return modular_addition.builder(config or "97")
+        if dataset in preparation.GENERATED:
+            return generated.builder(dataset, config)
         for module in REGISTERED_BY:
             importlib.import_module(f"tensorflow_datasets.{module}")
         return preparation.open_prepared(name)

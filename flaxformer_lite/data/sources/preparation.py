@@ -19,7 +19,8 @@ from flaxformer_lite.field_rules import OWN_TEXT
 from flaxformer_lite.system.errors import InputError, did_you_mean, is_of_a_disk, is_of_a_path
 from flaxformer_lite.system.storage import check_bucket, fetch, in_bucket, locked, on_disk, place
 
-GENERATED = ("cldr_translate", "cldr_language", "modular_addition")  # by the package
+# Datasets that the package generates.
+GENERATED = ("cldr_translate", "cldr_language", "modular_addition", "listops", "algorithms")
 REPORT = "faults.txt"  # lists the malformed lines that were dropped; next to the data
 
 
