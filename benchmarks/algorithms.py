@@ -12,61 +12,73 @@ interrupted command can be started again.
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import figures, train_config
-from flaxformer_lite import generate, scoring, trained, translate
+from flaxformer_lite import generate, scoring, translate
 from flaxformer_lite.config import CHOICES
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources.algorithms import TASKS, TEST_LENGTHS, Algorithms
+from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.runs import workdir as workdirs
 from flaxformer_lite.system.storage import write_whole
 from flaxformer_lite.training import run_report
 
 KEPT = "algorithms_scores.json"  # file of a workdir
-Found = dict[str, dict[int, dict[str, float]]]  # scores of each seed, by task and scheme
 
 
-def outputs_of(workdir: Path, split: str) -> tuple[list[str], list[str]]:
-    """Returns the outputs of a finished run for a split, and the targets."""
-    config = workdirs.read_config(workdir)
-    examples = pipeline.open_dataset(config).read(split)
-    assert examples.target is not None
-    if examples.source is not None:
-        return translate.load(workdir, method="greedy")(examples.source), examples.target
-    prompts, targets = [], []
-    for text in examples.target:
-        source, separator, target = text.partition(Algorithms.SEPARATOR)
-        prompts.append(source + separator.rstrip())
-        targets.append(target)
-    texts = generate.load(workdir, method="greedy")(prompts)
-    return [
-        text.removeprefix(prompt).strip() for text, prompt in zip(texts, prompts, strict=True)
-    ], targets
+def by_length(
+    dataset: Dataset, decode: Callable[[list[str]], list[str]], separator: str | None = None
+) -> dict[str, float]:
+    """Returns the exact match of each test split, in %.
+
+    Args:
+      decode: returns the output for each source; with `separator`, the text for each prompt.
+      separator: of source and target in the texts of a language model.
+    """
+    found = {}
+    for length in TEST_LENGTHS:
+        examples = dataset.read(f"test_{length}")
+        assert examples.target is not None
+        if separator is None:
+            outputs, targets = decode(examples.source or []), examples.target
+        else:
+            pairs = [text.split(separator) for text in examples.target]
+            prompts = [source + separator.rstrip() for source, _ in pairs]
+            targets = [target for _, target in pairs]
+            texts = zip(decode(prompts), prompts, strict=True)
+            outputs = [text.removeprefix(prompt).strip() for text, prompt in texts]
+        matches = scoring.exact_matches(outputs, [targets])
+        found[f"{length} digits"] = 100 * float(matches.mean())
+    return found
 
 
 def scores_of(workdir: Path) -> dict[str, float]:
     """Returns the figures of a finished run; stores them in the workdir for the next start."""
     kept = workdir / KEPT
     if not kept.exists():
-        found = {}
-        for length in TEST_LENGTHS:
-            outputs, targets = outputs_of(workdir, f"test_{length}")
-            found[str(length)] = 100 * float(scoring.exact_matches(outputs, [targets]).mean())
+        config = workdirs.read_config(workdir)
+        dataset = pipeline.open_dataset(config)
+        if config.model.architecture == "encoder_decoder":
+            found = by_length(dataset, translate.load(workdir, method="greedy"))
+        else:
+            generator = generate.load(workdir, method="greedy")
+            found = by_length(dataset, generator, Algorithms.SEPARATOR)
         found["minutes"] = train_config.scores_of(workdir)["minutes"]
         write_whole(kept, json.dumps(found, indent=1))
     scores: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
     return scores
 
 
-def table(found: Found) -> str:
+def table(found: dict[str, dict[int, dict[str, float]]]) -> str:
     """Returns a line for each task and scheme: mean over seeds, lowest and highest."""
-    names = [str(length) for length in TEST_LENGTHS]
-    rows = [["exact match, %", *(f"{name} digits" for name in names)]]
+    names = next(iter(next(iter(found.values())).values())).keys()
+    rows = [["exact match, %", *names]]
     for name, seeds in found.items():
         columns = [[scores[each] for scores in seeds.values()] for each in names]
-        rows.append([name, *(f"{sum(x) / len(x):.1f} ({min(x):.1f}-{max(x):.1f})" for x in columns)])
+        cells = [f"{sum(x) / len(x):.1f} ({min(x):.1f}-{max(x):.1f})" for x in columns]
+        rows.append([name, *cells])
     return run_report.columns(rows)
 
 
@@ -85,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     figures.add_flag(parser)
     options, more = parser.parse_known_args(arguments)
-    found: Found = {}
+    found: dict[str, dict[int, dict[str, float]]] = {}
     for task, scheme in itertools.product(options.tasks, options.positions):
         flags = [f"--config.data.dataset=algorithms/{task}", f"--config.model.position={scheme}"]
         flags += [f"--config.train.num_steps={options.steps}", *more]
@@ -100,11 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures.write(
         options.json,
         {
-            f"{name}, {figure if figure == 'minutes' else figure + ' digits'}{rest}": value
+            f"{name}, {figure}": value
             for name, seeds in found.items()
-            for full, value in train_config.over_seeds(seeds).items()
-            for figure, comma, seed in [full.partition(",")]
-            for rest in [comma + seed]
+            for figure, value in train_config.over_seeds(seeds).items()
         },
     )
 

@@ -17,7 +17,7 @@ def get_config():
     config.model.update(d_model=64, num_heads=4, d_ff=256, max_length=128, dropout=0.0)
     config.model.update(num_encoder_layers=2, num_decoder_layers=2, norm_placement="pre")
     config.data.update(dataset="algorithms/copy", test_split="test_20")
-    config.data.update(tokenizer="spaces", vocab_size=None, pretokenized=True)
+    config.data.update(tokenizer="spaces", vocab_size=None)
     config.data.update(tokens_per_batch=4096, buckets=(64,), num_buckets=4)
     config.optim.update(schedule="linear", learning_rate=3e-3, warmup_steps=200)
     config.train.update(num_steps=1500, label_smoothing=0.0, log_every=50, eval_every=500)
