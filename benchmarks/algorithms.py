@@ -50,7 +50,7 @@ def by_length(
             texts = zip(decode(prompts), prompts, strict=True)
             outputs = [text.removeprefix(prompt).strip() for text, prompt in texts]
         matches = scoring.exact_matches(outputs, [targets])
-        found[f"{length} digits"] = 100 * float(matches.mean())
+        found[f"{length} digits"] = 100 * float(matches.sum()) / len(targets)
     return found
 
 

@@ -1,8 +1,24 @@
-"""ListOps, smaller than in Long Range Arena: the value of nested operators on digits, 10 classes.
+"""ListOps at an eighth of the length of Long Range Arena: the value of nested operators on digits.
 
-Data      listops/256: 96,000 texts of 64 to 256 symbols, generated locally; no download
+A small encoder and 10 classes, one a digit.
+
+Data      listops/256: 96,000 texts of 64 to 256 symbols, generated locally in 2 minutes; no
+          download. docs/guides/data.md lists what differs from Long Range Arena (Tay 2021)
 Hardware  2 CPU cores
+Time      10 minutes, computed from the speed of a run of 600 steps
+Expected  31.7 % accuracy on the test split after 600 steps (--config.train.num_steps=600, seed 0);
+          the most frequent digit has 15.3 %
 Command   python train.py --config=benchmarks/listops
+
+One GPU, the lengths of Long Range Arena, and the size and steps of its base config; not run yet:
+
+    python train.py --config=benchmarks/listops --config.data.dataset=listops/2000
+      --config.model.max_length=2002 --config.model.d_model=512 --config.model.num_heads=8
+      --config.model.d_ff=2048 --config.model.num_encoder_layers=6 --config.model.dtype=bfloat16
+      --config.data.buckets=(2002,) --config.data.tokens_per_batch=64064
+      --config.optim.optimizer=adamw --config.optim.weight_decay=0.1
+      --config.optim.schedule=inverse_sqrt --config.optim.learning_rate=1.6e-3
+      --config.optim.warmup_steps=1000 --config.train.num_steps=5000
 """
 
 from flaxformer_lite.config import default_config
@@ -17,6 +33,6 @@ def get_config():
     config.data.update(dataset="listops/256", tokenizer="spaces", vocab_size=None)
     config.data.update(tokens_per_batch=32 * 258, buckets=(258,), num_buckets=4)
     config.optim.update(schedule="linear", learning_rate=1e-3, warmup_steps=200)
-    config.train.update(num_steps=1500, label_smoothing=0.0, log_every=50, eval_every=500)
+    config.train.update(num_steps=2000, label_smoothing=0.0, log_every=50, eval_every=500)
     config.train.update(best_metric="accuracy")
     return config

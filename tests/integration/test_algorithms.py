@@ -41,7 +41,7 @@ def test_each_target_is_the_task_done_on_the_digits_of_its_source(task, few):
         assert len(examples) > 0
         assert examples.target == [target_of(task, source) for source in examples.source]
         assert {len(symbol) for text in examples.source for symbol in text.split(" ")} == {1}
-    # The tasks differ on what they read.
+    # The tasks differ.
     others = [target_of(other, "3 1 2 + 4 0 5" if other == "addition" else "3 1 2")
               for other in TASKS]  # fmt: skip
     assert others == ["3 1 2", "2 1 3", "1 2 3", "7 1 7"]

@@ -1,5 +1,6 @@
 """The dataset of ListOps: values of expressions, lengths, distinct texts, bytes and names."""
 
+import ast
 import itertools
 import re
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite import config_files
+from flaxformer_lite.cli import train_flags
 from flaxformer_lite.config import resolve
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import listops, preparation
@@ -149,6 +151,17 @@ def test_the_longest_expressions_of_the_config_fit_its_batches_and_its_model():
     most = listops.most_symbols(config.data.dataset.partition("/")[2])
     # With the start and the end symbol.
     assert config.data.buckets[-1] == config.model.max_length == most + 2
+
+
+def test_the_command_for_one_gpu_is_a_config_of_32_texts_of_2000_symbols():
+    file = config_files.find_config("benchmarks/listops")
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    flags = re.findall(r"--config\.\S+(?=\s)", docstring.split("One GPU")[1] + "\n")
+    config = train_flags.parse_train(["--config=benchmarks/listops", *flags]).config
+    assert len(flags) == 14
+    assert config.data.dataset == "listops/2000"
+    assert config.data.buckets == (2002,) and config.model.max_length == 2002
+    assert config.data.tokens_per_batch == 32 * 2002
 
 
 @pytest.mark.parametrize("name", ["15", "4001", "0256", "x", "-64"])
