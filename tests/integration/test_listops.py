@@ -158,7 +158,7 @@ def test_the_command_for_one_gpu_is_a_config_of_32_texts_of_2000_symbols():
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
     flags = re.findall(r"--config\.\S+(?=\s)", docstring.split("One GPU")[1] + "\n")
     config = train_flags.parse_train(["--config=benchmarks/listops", *flags]).config
-    assert len(flags) == 14
+    assert len(flags) == 15
     assert config.data.dataset == "listops/2000"
     assert config.data.buckets == (2002,) and config.model.max_length == 2002
     assert config.data.tokens_per_batch == 32 * 2002
