@@ -9,7 +9,7 @@ from benchmarks import algorithms as benchmark
 from flaxformer_lite import config_files
 from flaxformer_lite.config import resolve
 from flaxformer_lite.data import pipeline
-from flaxformer_lite.data.sources import algorithms, preparation
+from flaxformer_lite.data.sources import algorithms, generated, preparation
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.system.errors import InputError
 
@@ -122,6 +122,13 @@ def test_the_config_reads_every_training_text_of_either_architecture(
     longest = dataset.read("test_40")
     lengths = [len(text.split(" ")) for text in longest.texts()]
     assert max(lengths) + 1 <= config.model.max_length
+
+
+@pytest.mark.parametrize("name", ["listops/256", "algorithms/copy", "modular_addition/97"])
+def test_a_generated_dataset_without_a_config_is_its_first_one(name):
+    dataset, config = name.split("/")
+    for given in ("", config):
+        assert generated.builder(dataset, given).info.full_name == f"{name}/1.0.0"
 
 
 def test_a_task_that_does_not_exist_is_refused_with_a_near_one():
