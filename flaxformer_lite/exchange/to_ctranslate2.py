@@ -96,7 +96,7 @@ def _usage(run: Trained, source: list[str], target: list[str], *, translates: bo
     )
     if code:
         usage += (
-            "\n\nA text begins with the code of the language to write, a token of its own, such "
+            "\n\nA text starts with the code of the language to write, a token of its own, such "
             f"as {code}."
         )
     return usage

@@ -60,7 +60,7 @@ def half_finished_run(finished_run: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Callable[..., str]:
-    """Runs a command in this process and returns what it prints."""
+    """Runs a command in this process and returns its output."""
     monkeypatch.setattr(runtime, "start", lambda: None)  # it would change this process
     monkeypatch.setattr(commands, "exit_now", sys.exit)  # the real one ends the process
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import g2p, public_data, scan
 from flaxformer_lite.system.errors import InputError
 
-SCAN = "IN: jump OUT: I_JUMP\nIN: walk twice OUT: I_WALK I_WALK\nIN: jump OUT: I_JUMP\n"
+SCAN = "IN: jump OUT: I_JUMP\nIN: walk left OUT: I_TURN_LEFT I_WALK\nIN: jump OUT: I_JUMP\n"
 PHONES = "адэ\taː d a\nакъ\tʔ aː q\nжь\tʒʲ\n"
 
 
@@ -52,7 +52,7 @@ def test_a_benchmark_without_its_data_ends_with_2_and_names_the_repository(
 
 def test_the_lines_of_each_task_are_pairs():
     jump = ("jump", "I_JUMP")
-    assert scan.pairs_of(SCAN) == [jump, ("walk twice", "I_WALK I_WALK"), jump]
+    assert scan.pairs_of(SCAN) == [jump, ("walk left", "I_TURN_LEFT I_WALK"), jump]
     assert g2p.pairs_of(PHONES) == [("адэ", "aː d a"), ("акъ", "ʔ aː q"), ("жь", "ʒʲ")]
 
 
