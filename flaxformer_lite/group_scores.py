@@ -62,7 +62,7 @@ def macro_mean(found: Mapping[str, GroupScores]) -> dict[str, float]:
     finite = {
         name: [each[name] for each in values if math.isfinite(each[name])] for name in values[0]
     }
-    return {name: sum(all) / len(all) if all else math.nan for name, all in finite.items()}
+    return {name: sum(x) / len(x) if x else math.nan for name, x in finite.items()}
 
 
 def _order(name: str) -> list[str | int]:
