@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import figures, train_config
+from benchmarks import figures, groups, train_config
 from flaxformer_lite import generate, scoring, translate
 from flaxformer_lite.config import CHOICES
 from flaxformer_lite.data import pipeline
@@ -23,7 +23,6 @@ from flaxformer_lite.data.sources.algorithms import TASKS, TEST_LENGTHS, Algorit
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.runs import workdir as workdirs
 from flaxformer_lite.system.storage import write_whole
-from flaxformer_lite.training import run_report
 
 KEPT = "algorithms_scores.json"  # file of a workdir
 
@@ -71,17 +70,6 @@ def scores_of(workdir: Path) -> dict[str, float]:
     return scores
 
 
-def table(found: dict[str, dict[int, dict[str, float]]]) -> str:
-    """Returns a line for each task and scheme: mean over seeds, lowest and highest."""
-    names = next(iter(next(iter(found.values())).values())).keys()
-    rows = [["exact match, %", *names]]
-    for name, seeds in found.items():
-        columns = [[scores[each] for scores in seeds.values()] for each in names]
-        cells = [f"{sum(x) / len(x):.1f} ({min(x):.1f}-{max(x):.1f})" for x in columns]
-        rows.append([name, *cells])
-    return run_report.columns(rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains missing runs, and prints a table."""
     parser = argparse.ArgumentParser(
@@ -90,12 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     schemes = CHOICES["model.position"]
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--positions", nargs="+", choices=schemes, default=schemes)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the runs")
-    parser.add_argument("--steps", type=int, default=1500, help="of each run")
-    parser.add_argument(
-        "--output", type=Path, default=figures.OUTPUT / "algorithms", help="folder of the runs"
-    )
-    figures.add_flag(parser)
+    groups.add_flags(parser, "algorithms", steps=1500)
     options, more = parser.parse_known_args(arguments)
     found: dict[str, dict[int, dict[str, float]]] = {}
     for task, scheme in itertools.product(options.tasks, options.positions):
@@ -108,15 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             workdir = train_config.train("benchmarks/algorithms", seed, folder, seeded)
             runs[seed] = scores_of(workdir)
             print(f"{task} {scheme}, seed {seed}: {runs[seed]}", flush=True)
-    print(table(found))
-    figures.write(
-        options.json,
-        {
-            f"{name}, {figure}": value
-            for name, seeds in found.items()
-            for figure, value in train_config.over_seeds(seeds).items()
-        },
-    )
+    print(groups.table(found, corner="exact match, %"))
+    figures.write(options.json, groups.figures_of(found))
 
 
 if __name__ == "__main__":

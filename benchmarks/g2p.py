@@ -16,12 +16,10 @@ command can be started again.
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from benchmarks import figures, public_data, train_config
+from benchmarks import figures, groups, public_data, train_config
 from benchmarks.public_data import Pairs
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.training import run_report
 
 SOURCE = "task1/data of https://github.com/sigmorphon/2020"
 DIGESTS = {
@@ -107,25 +105,6 @@ def with_mean(rates: Rates) -> Rates:
     return rates | {"mean": mean}
 
 
-def figures_of(rates: Rates) -> dict[str, float | figures.Measured]:
-    """Returns each rate of each language, and of the mean, over the seeds."""
-    return {
-        f"{language}, {figure}": value
-        for language, seeds in with_mean(rates).items()
-        for figure, value in train_config.over_seeds(seeds).items()
-    }
-
-
-def table(rates: Rates) -> str:
-    """Returns a line for each language, and one for the mean: WER and PER over the seeds."""
-    rows = [["", *RATES]]
-    for language, seeds in with_mean(rates).items():
-        columns = [[each[name] for each in seeds.values()] for name in RATES]
-        cells = [f"{statistics.fmean(x):.2f} ({min(x):.2f}-{max(x):.2f})" for x in columns]
-        rows.append([language, *cells])
-    return run_report.columns(rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains missing runs, and prints a table."""
     parser = argparse.ArgumentParser(
@@ -134,12 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     public_data.add_flag(parser, "g2p")
     parser.add_argument("--languages", nargs="+", choices=LANGUAGES, default=LANGUAGES)
     parser.add_argument("--part", choices=("dev", "test"), default="test", help="of the figures")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the runs")
-    parser.add_argument("--steps", type=int, default=1500, help="of each run")
-    parser.add_argument(
-        "--output", type=Path, default=figures.OUTPUT / "g2p", help="folder of the runs"
-    )
-    figures.add_flag(parser)
+    groups.add_flags(parser, "g2p", steps=1500)
     options, more = parser.parse_known_args(arguments)
     try:
         texts = public_data.read(options.data, DIGESTS, source=SOURCE)
@@ -156,11 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed in options.seeds:
             seeded = [f"--config.data.seed={seed}", *flags]
             workdir = train_config.train("benchmarks/g2p", seed, folder, seeded)
-            found = rates_of(train_config.scores_of(workdir), part)
-            rates.setdefault(language, {})[seed] = found
-            print(f"{language}, seed {seed}: {found}", flush=True)
-    print(table(rates))
-    figures.write(options.json, figures_of(rates))
+            scores = rates_of(train_config.scores_of(workdir), part)
+            rates.setdefault(language, {})[seed] = scores
+            print(f"{language}, seed {seed}: {scores}", flush=True)
+    found = with_mean(rates)
+    print(groups.table(found, digits=2))
+    figures.write(options.json, groups.figures_of(found))
 
 
 if __name__ == "__main__":

@@ -25,14 +25,13 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import figures, public_data, train_config
+from benchmarks import figures, groups, public_data, train_config
 from benchmarks.public_data import Pairs
 from flaxformer_lite import scoring, translate
 from flaxformer_lite.config import CHOICES
 from flaxformer_lite.symbol_scores import symbols_of
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
-from flaxformer_lite.training import run_report
 
 SOURCE = "https://github.com/brendenlake/SCAN"
 DIGESTS = {
@@ -123,17 +122,6 @@ def scores_of(workdir: Path, test: Pairs) -> dict[str, float]:
     return scores
 
 
-def table(found: dict[str, dict[int, dict[str, float]]]) -> str:
-    """Returns a line for each split and position scheme: mean over seeds, lowest and highest."""
-    names = next(iter(next(iter(found.values())).values())).keys()
-    rows = [["", *names]]
-    for name, seeds in found.items():
-        columns = [[scores[each] for scores in seeds.values()] for each in names]
-        cells = [f"{sum(x) / len(x):.1f} ({min(x):.1f}-{max(x):.1f})" for x in columns]
-        rows.append([name, *cells])
-    return run_report.columns(rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains missing runs, and prints a table."""
     parser = argparse.ArgumentParser(
@@ -143,12 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS)
     schemes = CHOICES["model.position"]
     parser.add_argument("--positions", nargs="+", choices=schemes, default=["sinusoidal"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the runs")
-    parser.add_argument("--steps", type=int, default=2000, help="of each run")
-    parser.add_argument(
-        "--output", type=Path, default=figures.OUTPUT / "scan", help="folder of the runs"
-    )
-    figures.add_flag(parser)
+    groups.add_flags(parser, "scan", steps=2000)
     options, more = parser.parse_known_args(arguments)
     try:
         texts = public_data.read(options.data, DIGESTS, source=SOURCE)
@@ -167,15 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             workdir = train_config.train("benchmarks/scan", seed, folder, seeded)
             runs[seed] = scores_of(workdir, parts["test"])
             print(f"{split} {scheme}, seed {seed}: {runs[seed]}", flush=True)
-    print(table(found))
-    figures.write(
-        options.json,
-        {
-            f"{name}, {figure}": value
-            for name, seeds in found.items()
-            for figure, value in train_config.over_seeds(seeds).items()
-        },
-    )
+    print(groups.table(found))
+    figures.write(options.json, groups.figures_of(found))
 
 
 if __name__ == "__main__":

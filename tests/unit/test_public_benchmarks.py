@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from benchmarks import g2p, public_data, scan
+from benchmarks import g2p, groups, public_data, scan
 from flaxformer_lite.system.errors import InputError
 
 SCAN = "IN: jump OUT: I_JUMP\nIN: walk left OUT: I_TURN_LEFT I_WALK\nIN: jump OUT: I_JUMP\n"
@@ -95,14 +95,12 @@ RATES = {
 
 
 def test_the_mean_of_g2p_weighs_languages_alike_in_each_seed():
-    assert g2p.with_mean(RATES)["mean"] == {
-        0: {"WER": 11.0, "PER": 3.0},
-        1: {"WER": 17.0, "PER": 4.0},
-    }
-    found = g2p.figures_of(RATES)
+    rates = g2p.with_mean(RATES)
+    assert rates["mean"] == {0: {"WER": 11.0, "PER": 3.0}, 1: {"WER": 17.0, "PER": 4.0}}
+    found = groups.figures_of(rates)
     assert found["mean, WER"] == {"value": 14.0, "low": 11.0, "high": 17.0, "n": 2}
     assert found["ady, PER, seed 1"] == 6.0
-    assert g2p.table(RATES).splitlines()[-1].split() == [
+    assert groups.table(rates, digits=2).splitlines()[-1].split() == [
         *("mean", "14.00", "(11.00-17.00)", "3.50", "(3.00-4.00)")
     ]
 
