@@ -206,10 +206,12 @@ def test_every_mesh_of_8_devices_trains_as_1_device(sizes):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
-def test_a_checkpoint_of_any_mesh_resumes_on_any_other(saved):
-    assert len(MESHES) == 10
-    for saver, reader in itertools.permutations([WHOLE, *MESHES], 2):
-        assert_resumes(saved(saver), reader)
+def test_a_checkpoint_of_every_mesh_resumes_on_3_others(saved):
+    every = [WHOLE, *MESHES]
+    assert len(every) == 11
+    for number, saver in enumerate(every):
+        for steps in (1, 3, 5):  # so each of them also resumes 3 others
+            assert_resumes(saved(saver), every[(number + steps) % len(every)])
 
 
 @functools.cache

@@ -134,7 +134,7 @@ def test_child_processes_store_the_ids_of_any_kind(kind, tmp_path, own_datasets,
         changes["tokenizer_file"] = str(tmp_path / "tokenizer.json")
     config = custom(tmp_path, **changes)
     dataset = pipeline.open_dataset(config)
-    given = given_tokenizer.of_file(config)
+    given = given_tokenizer.of_files(config)
     ours = pipeline.provide_tokenizer(config, dataset, tmp_path / "model", given=given)
     reader = dataset.reader("train")
     columns = store.tokenised(reader, ours, start=(BOS,), processes=2, show=False)
@@ -186,7 +186,7 @@ def test_a_run_on_characters_resumes_exactly_and_has_the_same_losses_on_8_device
     assert text.startswith("Monday") and "<unk>" not in text
     child = {**STOPPED, "init.run": str(tmp_path / "whole")}
     *_, inherited = train.check(small_config(child), tmp_path / "child")
-    assert inherited.tokenizer.content == run.tokenizer.content
+    assert inherited.tokenizer.source.content == run.tokenizer.content
     with pytest.raises(InputError, match=r"^config\.data\.tokenizer: .* is 'char', got 'word'"):
         train.check(small_config({**child, "data.tokenizer": "word"}), tmp_path / "other")
 

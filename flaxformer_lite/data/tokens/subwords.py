@@ -183,11 +183,11 @@ class SubwordSampler:
         own = {
             side: cast(Tokenizer, two_vocabularies.tokenizer_of(tokenizer, side)) for side in SIDES
         }
-        self._prepared = {side: each.prepared for side, each in own.items()}
         source = Segmenter(kind, *own["source"].table())
         is_shared = own["source"] is own["target"]
         target = source if is_shared else Segmenter(kind, *own["target"].table())
         self._segment = {"source": source, "target": target}
+        self._prepared = {side: each.prepared for side, each in own.items()}
 
     def __call__(self, examples: np.ndarray, epoch: int) -> dict[str, Ragged]:
         """Returns the sampled ids of each side of the examples, int32."""
