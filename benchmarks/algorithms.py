@@ -11,7 +11,6 @@ interrupted command can be started again.
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources.algorithms import TASKS, TEST_LENGTHS, Algorithms
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.runs import workdir as workdirs
-from flaxformer_lite.system.storage import write_whole
 
 KEPT = "algorithms_scores.json"  # file of a workdir
 
@@ -55,8 +53,8 @@ def by_length(
 
 def scores_of(workdir: Path) -> dict[str, float]:
     """Returns the figures of a finished run; stores them in the workdir for the next start."""
-    kept = workdir / KEPT
-    if not kept.exists():
+
+    def measure() -> dict[str, float]:
         config = workdirs.read_config(workdir)
         dataset = pipeline.open_dataset(config)
         if config.model.architecture == "encoder_decoder":
@@ -65,9 +63,9 @@ def scores_of(workdir: Path) -> dict[str, float]:
             generator = generate.load(workdir, method="greedy")
             found = by_length(dataset, generator, Algorithms.SEPARATOR)
         found["minutes"] = train_config.scores_of(workdir)["minutes"]
-        write_whole(kept, json.dumps(found, indent=1))
-    scores: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
-    return scores
+        return found
+
+    return groups.kept(workdir / KEPT, measure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

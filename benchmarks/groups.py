@@ -1,11 +1,13 @@
 """Scores of groups of runs, such as languages or position schemes, each over its seeds."""
 
 import argparse
+import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks import figures, train_config
+from flaxformer_lite.system.storage import write_whole
 from flaxformer_lite.training import run_report
 
 Groups = Mapping[str, Mapping[int, Mapping[str, float]]]  # by group, by seed, by name
@@ -46,3 +48,11 @@ def figures_of(groups: Groups) -> dict[str, float | figures.Measured]:
         for group, seeds in groups.items()
         for name, value in train_config.over_seeds(seeds).items()
     }
+
+
+def kept(file: Path, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Returns the scores stored in `file`; measures and stores them if there is no such file."""
+    if not file.exists():
+        write_whole(file, json.dumps(measure(), indent=1))
+    scores: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+    return scores

@@ -20,7 +20,6 @@ Finished runs are not trained again, so an interrupted command can be started ag
 
 import argparse
 import itertools
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +30,6 @@ from flaxformer_lite import scoring, translate
 from flaxformer_lite.config import CHOICES
 from flaxformer_lite.symbol_scores import symbols_of
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import write_whole
 
 SOURCE = "https://github.com/brendenlake/SCAN"
 DIGESTS = {
@@ -106,8 +104,8 @@ def figures_of(
 
 def scores_of(workdir: Path, test: Pairs) -> dict[str, float]:
     """Returns the figures of a finished run; stores them in the workdir for the next start."""
-    kept = workdir / KEPT
-    if not kept.exists():
+
+    def measure() -> dict[str, float]:
         (file,) = (workdir / "samples").glob("test.*.hypotheses.txt")
         outputs = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         commands, references = map(list, zip(*test, strict=True))
@@ -117,9 +115,9 @@ def scores_of(workdir: Path, test: Pairs) -> dict[str, float]:
         logged = train_config.scores_of(workdir)
         found["held out"] = 100 - logged["validation sequence_error_rate"]
         found["minutes"] = logged["minutes"]
-        write_whole(kept, json.dumps(found, indent=1))
-    scores: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
-    return scores
+        return found
+
+    return groups.kept(workdir / KEPT, measure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

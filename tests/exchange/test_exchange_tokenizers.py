@@ -2,6 +2,7 @@
 
 import json
 
+import ctranslate2
 import given_tokenizers
 import jax
 import numpy as np
@@ -117,7 +118,6 @@ def test_the_code_of_a_card_tokenises_and_joins_as_the_run(kind, tmp_path, monke
 def test_the_card_of_ctranslate2_translates_with_any_kind(
     kind, tmp_path, monkeypatch, capsys, quickly_compiled
 ):
-    pytest.importorskip("ctranslate2")
     run = run_of(tmp_path, kind, min_length=5, no_repeat_ngram=2)
     ours = translate.Translator(run)(SENTENCES)
     assert len(set(ours)) > 1 and all(ours)
@@ -126,7 +126,6 @@ def test_the_card_of_ctranslate2_translates_with_any_kind(
 
 @pytest.mark.slow
 def test_beam_search_of_ctranslate2_mostly_finds_the_same_characters(tmp_path, quickly_compiled):
-    ctranslate2 = pytest.importorskip("ctranslate2")
     run = run_of(tmp_path, "char", method="beam", penalty="power", beam_size=3)
     ours = translate.Translator(run)(TEXTS)
     export(
@@ -145,7 +144,6 @@ def test_beam_search_of_ctranslate2_mostly_finds_the_same_characters(tmp_path, q
 def test_the_card_of_a_language_model_continues_a_text(
     kind, tmp_path, monkeypatch, capsys, quickly_compiled
 ):
-    pytest.importorskip("ctranslate2")
     run = run_of(tmp_path, kind, "decoder_lm")
     ours = generate.Generator(run)(SENTENCES)
     printed = printed_by_card(run, tmp_path, monkeypatch, capsys)
@@ -159,7 +157,6 @@ def test_the_card_of_a_language_model_continues_a_text(
 def test_the_card_of_safetensors_computes_logits_with_any_kind(
     kind, tmp_path, monkeypatch, quickly_compiled
 ):
-    pytest.importorskip("safetensors")
     run = run_of(tmp_path, kind)
     export(run, tmp_path, tmp_path / "out", kind="safetensors", quantization="", license=None)
     code, names = (tmp_path / "out/README.md").read_text().split("```python\n")[1], {}

@@ -129,7 +129,6 @@ def test_a_sweep_checks_points_whose_vocabulary_only_the_texts_have():
 def test_child_processes_store_the_ids_of_any_kind(kind, tmp_path, own_datasets, caplog):
     changes = {"tokenizer": kind}
     if kind == "huggingface":
-        pytest.importorskip("tokenizers")
         (tmp_path / "tokenizer.json").write_bytes(given_tokenizers.tokenizer_json("bpe"))
         changes["tokenizer_file"] = str(tmp_path / "tokenizer.json")
     config = custom(tmp_path, **changes)

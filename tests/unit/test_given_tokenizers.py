@@ -7,6 +7,7 @@ import given_tokenizers
 import numpy as np
 import pytest
 import sentencepiece
+import tokenizers
 
 from flaxformer_lite.data.tokens import tokenizer
 from flaxformer_lite.data.tokens.any_tokenizer import IdOrder, special_names
@@ -89,10 +90,9 @@ KINDS = ("bpe", "wordpiece", "unigram")
 
 @pytest.fixture(scope="module", params=KINDS)
 def from_json(request, tmp_path_factory):
-    library = pytest.importorskip("tokenizers")
     content = given_tokenizers.tokenizer_json(request.param)
     model = opened(tmp_path_factory.mktemp(request.param), content)
-    return request.param, model, library.Tokenizer.from_str(content.decode())
+    return request.param, model, tokenizers.Tokenizer.from_str(content.decode())
 
 
 def test_a_tokenizer_json_gives_its_own_tokens_without_those_of_its_template(from_json):

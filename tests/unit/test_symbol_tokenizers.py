@@ -169,7 +169,6 @@ def test_training_without_text_is_refused(kind):
      '{"kind": ["char"], "symbols": ["a"]}', '{"kind": "char"', "{}"],
 )  # fmt: skip
 def test_a_file_that_is_no_tokenizer_is_refused_with_its_path(content, tmp_path):
-    pytest.importorskip("tokenizers")
     (tmp_path / "model").write_text(content)
     with pytest.raises(InputError) as caught:
         tokenizer.load(tmp_path / "model")

@@ -11,8 +11,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import writer
 
-from flaxformer_lite.data.sources.preparation import SameBytesWriter, data_root
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.data.sources.preparation import SameBytesWriter, data_root, number_in_name
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")  # least, greatest, median, sum modulo 10
 END = "]"
@@ -128,12 +127,9 @@ def most_symbols(name: str) -> int:
     Raises:
       InputError: it is not a whole number from LEAST to MOST, without leading zeros.
     """
-    if not name.isdecimal() or str(int(name)) != name or not LEAST <= int(name) <= MOST:
-        raise InputError(
-            f"expected the config of listops to be the most symbols of a text, {LEAST} to "
-            f"{MOST:,}, such as 'listops/256'; got {name!r}."
-        )
-    return int(name)
+    return number_in_name(
+        name, meaning="the most symbols of a text", bounds=(LEAST, MOST), example="listops/256"
+    )
 
 
 def builder(name: str = "256", data_dir: str | PathLike[str] | None = None) -> Listops:

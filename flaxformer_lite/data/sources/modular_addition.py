@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core import writer
 
-from flaxformer_lite.data.sources.preparation import SameBytesWriter, data_root
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.data.sources.preparation import SameBytesWriter, data_root, number_in_name
 
 FIRST_SYMBOL = 0x4E00  # Unicode's block of Chinese characters, long enough for MOST numbers
 LEAST, MOST = 2, 1_000  # values of the modulus; MOST has a million examples
@@ -74,12 +73,9 @@ def modulus_of(name: str) -> int:
     Raises:
       InputError: it is not a whole number from LEAST to MOST, without leading zeros.
     """
-    if not name.isdecimal() or str(int(name)) != name or not LEAST <= int(name) <= MOST:
-        raise InputError(
-            f"expected the config of modular_addition to be its modulus, {LEAST} to {MOST:,}, such "
-            f"as 'modular_addition/97'; got {name!r}."
-        )
-    return int(name)
+    return number_in_name(
+        name, meaning="its modulus", bounds=(LEAST, MOST), example="modular_addition/97"
+    )
 
 
 def builder(name: str = "97", data_dir: str | PathLike[str] | None = None) -> ModularAddition:

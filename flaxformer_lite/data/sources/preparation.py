@@ -211,3 +211,24 @@ def check_prepared(name: str, builder: tfds.core.DatasetBuilder) -> None:
             f"tfds build {shlex.quote(name)} --file_format=array_record",
             where="config.data.dataset",
         )
+
+
+def number_in_name(config: str, *, meaning: str, bounds: tuple[int, int], example: str) -> int:
+    """Returns the whole number that is the config of a generated dataset.
+
+    Args:
+      config: the part of the full name after the '/'.
+      meaning: of the number, for the error.
+      bounds: the lowest and the highest number.
+      example: a full name, such as 'listops/256'.
+
+    Raises:
+      InputError: it is not a whole number within the bounds, without leading zeros.
+    """
+    least, most = bounds
+    if not config.isdecimal() or str(int(config)) != config or not least <= int(config) <= most:
+        raise InputError(
+            f"expected the config of {example.partition('/')[0]} to be {meaning}, {least} to "
+            f"{most:,}, such as {example!r}; got {config!r}."
+        )
+    return int(config)
