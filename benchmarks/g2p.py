@@ -7,18 +7,26 @@ Task 1 of SIGMORPHON 2020 (Gorman 2020): 3,600 words of each language to train o
   PER  edits over reference phones, `symbol_error_rate`
 
 of each language, and the mean over the languages, in which all have the same weight. `--part=dev`
-prints the figures of `dev`, for choices. Finished runs are not trained again, so an interrupted
-command can be started again.
+prints the figures of `dev`, for choices. Words are decomposed (Unicode's NFD): a Korean syllable
+becomes its letters, and an accent a symbol of its own.
+
+`--together` trains one model on all the languages, with a symbol for the language in front of each
+word. `--ensemble` also scores the mean probabilities of the seeds' models. Finished runs are not
+trained again, so an interrupted command can be started again.
 
     python -m benchmarks.g2p --data=data/g2p --languages ady vie --seeds 0 1 2
 """
 
 import argparse
 import statistics
+import unicodedata
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
 
 from benchmarks import figures, groups, public_data, train_config
-from benchmarks.public_data import Pairs
+from benchmarks.public_data import Pair, Pairs
+from flaxformer_lite import scoring, translate
 from flaxformer_lite.system.errors import InputError
 
 SOURCE = "task1/data of https://github.com/sigmorphon/2020"
@@ -72,22 +80,49 @@ DIGESTS = {
 LANGUAGES = tuple(sorted({name.partition("_")[0] for name in DIGESTS}))
 PARTS = {"train": "train", "validation": "dev", "test": "test"}  # of a run, and of the task
 RATES = {"WER": "sequence_error_rate", "PER": "symbol_error_rate"}
+Form = Literal["NFC", "NFD"]  # of Unicode
+FIRST_TAG = 0xE000  # code points for private use: the tags of languages
+# One model has more words to learn from, so it needs less dropout, and more steps.
+TOGETHER = ["--config.model.dropout=0.2", "--config.train.eval_every=1000"]
 Rates = dict[str, dict[int, dict[str, float]]]  # by language, by seed, by name
 
 
-def pairs_of(text: str) -> list[tuple[str, str]]:
-    """Returns the word and the phones of each line 'word<TAB>phones'."""
-    return [(word, phones) for word, _, phones in (x.partition("\t") for x in text.splitlines())]
+def pairs_of(text: str, *, form: Form = "NFC") -> list[tuple[str, str]]:
+    """Returns the word, in a Unicode form, and the phones of each line 'word<TAB>phones'."""
+    parted = (line.partition("\t") for line in text.splitlines())
+    return [(unicodedata.normalize(form, word), phones) for word, _, phones in parted]
 
 
-def parts_of(texts: Mapping[str, str], language: str) -> dict[str, Pairs]:
+def parts_of(texts: Mapping[str, str], language: str, form: Form) -> dict[str, list[Pair]]:
     """Returns the pairs of 'train', 'validation' and 'test' of a language."""
-    return {part: pairs_of(texts[f"{language}_{name}.tsv"]) for part, name in PARTS.items()}
+    return {
+        part: pairs_of(texts[f"{language}_{name}.tsv"], form=form) for part, name in PARTS.items()
+    }
+
+
+def tagged(pairs: Pairs, language: str) -> list[Pair]:
+    """Returns the pairs with the tag of their language in front of each word."""
+    tag = chr(FIRST_TAG + LANGUAGES.index(language))
+    return [(tag + word, phones) for word, phones in pairs]
 
 
 def rates_of(scores: Mapping[str, float], part: str) -> dict[str, float]:
     """Returns WER and PER of a part of a run, in percent."""
     return {name: scores[f"{part} {metric}"] for name, metric in RATES.items()}
+
+
+def rates_by_language(
+    workdirs: Sequence[Path], parts: Mapping[str, Pairs]
+) -> dict[str, dict[str, float]]:
+    """Returns WER and PER of each language's pairs, by greedy decoding of a run or an ensemble."""
+    first, *others = workdirs
+    translator = translate.load(first, ensemble=others, method="greedy")
+    found = {}
+    for language, pairs in parts.items():
+        words, phones = map(list, zip(*pairs, strict=True))
+        scores = scoring.score(translator(words), [phones], tokenized=True, symbols=True)
+        found[language] = {name: scores.values[metric] for name, metric in RATES.items()}
+    return found
 
 
 def with_mean(rates: Rates) -> Rates:
@@ -105,6 +140,68 @@ def with_mean(rates: Rates) -> Rates:
     return rates | {"mean": mean}
 
 
+def each_alone(
+    parts: Mapping[str, Mapping[str, Pairs]], options: argparse.Namespace, more: Sequence[str]
+) -> dict[str, Rates]:
+    """Trains a model for each language and seed, and returns the rates of 'alone'.
+
+    With `--ensemble` also those of 'ensemble', as if of seed 0.
+    """
+    part = "test" if options.part == "test" else "validation"
+    alone: Rates = {}
+    ensemble: Rates = {}
+    for language, of_language in parts.items():
+        folder = options.output / f"{language}-{options.form}-{options.steps}"
+        flags = public_data.write_parts(options.output / "data" / folder.name, of_language)
+        workdirs = []
+        for seed in options.seeds:
+            seeded = [f"--config.data.seed={seed}", *flags]
+            seeded += [f"--config.train.num_steps={options.steps}", *more]
+            workdirs.append(train_config.train("benchmarks/g2p", seed, folder, seeded))
+            scores = rates_of(train_config.scores_of(workdirs[-1]), part)
+            alone.setdefault(language, {})[seed] = scores
+            print(f"{language}, seed {seed}: {scores}", flush=True)
+        if options.ensemble:
+            pairs = {language: of_language[part]}
+            ensemble[language] = {0: rates_by_language(workdirs, pairs)[language]}
+            print(f"{language}, ensemble: {ensemble[language][0]}", flush=True)
+    return {"alone": alone} | ({"ensemble": ensemble} if ensemble else {})
+
+
+def all_together(
+    parts: Mapping[str, Mapping[str, Pairs]], options: argparse.Namespace, more: Sequence[str]
+) -> dict[str, Rates]:
+    """Trains one model on all languages for each seed, and returns the rates of 'together'.
+
+    With `--ensemble` also those of 'together, ensemble', as if of seed 0.
+    """
+    part = "test" if options.part == "test" else "validation"
+    folder = options.output / f"together-{'-'.join(parts)}-{options.form}-{options.steps}"
+    tagged_parts = {
+        language: {name: tagged(pairs, language) for name, pairs in of_language.items()}
+        for language, of_language in parts.items()
+    }
+    flags = public_data.write_parts(
+        options.output / "data" / folder.name,
+        {name: [pair for each in tagged_parts.values() for pair in each[name]] for name in PARTS},
+    )
+    scored = {language: of_language[part] for language, of_language in tagged_parts.items()}
+    rates: Rates = {language: {} for language in parts}
+    workdirs = []
+    for seed in options.seeds:
+        seeded = [f"--config.data.seed={seed}", *flags]
+        seeded += [f"--config.train.num_steps={options.steps}", *TOGETHER, *more]
+        workdirs.append(train_config.train("benchmarks/g2p", seed, folder, seeded))
+        for language, of_language in rates_by_language([workdirs[-1]], scored).items():
+            rates[language][seed] = of_language
+        print(f"together, seed {seed}: {with_mean(rates)['mean'][seed]}", flush=True)
+    found: dict[str, Rates] = {"together": rates}
+    if options.ensemble:
+        ensemble = rates_by_language(workdirs, scored)
+        found["together, ensemble"] = {language: {0: each} for language, each in ensemble.items()}
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains missing runs, and prints a table."""
     parser = argparse.ArgumentParser(
@@ -113,29 +210,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     public_data.add_flag(parser, "g2p")
     parser.add_argument("--languages", nargs="+", choices=LANGUAGES, default=LANGUAGES)
     parser.add_argument("--part", choices=("dev", "test"), default="test", help="of the figures")
+    parser.add_argument("--form", choices=get_args(Form), default="NFD", help="of the words")
+    parser.add_argument("--together", action="store_true", help="one model for all languages")
+    parser.add_argument("--ensemble", action="store_true", help="also score the seeds as one")
     groups.add_flags(parser, "g2p", steps=1500)
     options, more = parser.parse_known_args(arguments)
+    if options.ensemble and len(options.seeds) < 2:
+        parser.error("--ensemble: expected 2 seeds or more; add them to --seeds.")
     try:
         texts = public_data.read(options.data, DIGESTS, source=SOURCE)
     except InputError as error:
         parser.error(str(error))
-    part = "test" if options.part == "test" else "validation"
-    rates: Rates = {}
-    for language in options.languages:
-        folder = options.output / f"{language}-{options.steps}"
-        flags = public_data.write_parts(
-            options.output / "data" / language, parts_of(texts, language)
-        )
-        flags += [f"--config.train.num_steps={options.steps}", *more]
-        for seed in options.seeds:
-            seeded = [f"--config.data.seed={seed}", *flags]
-            workdir = train_config.train("benchmarks/g2p", seed, folder, seeded)
-            scores = rates_of(train_config.scores_of(workdir), part)
-            rates.setdefault(language, {})[seed] = scores
-            print(f"{language}, seed {seed}: {scores}", flush=True)
-    found = with_mean(rates)
-    print(groups.table(found, digits=2))
-    figures.write(options.json, groups.figures_of(found))
+    parts = {language: parts_of(texts, language, options.form) for language in options.languages}
+    measure = all_together if options.together else each_alone
+    named: Rates = {}
+    for kind, rates in measure(parts, options, more).items():
+        suffix = "" if kind == "alone" else f" {kind}"
+        named |= {f"{name}{suffix}": seeds for name, seeds in with_mean(rates).items()}
+    print(groups.table(named, digits=2))
+    figures.write(options.json, groups.figures_of(named))
 
 
 if __name__ == "__main__":

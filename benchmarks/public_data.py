@@ -13,7 +13,8 @@ from pathlib import Path
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 
-Pairs = Sequence[tuple[str, str]]  # a source and its target
+Pair = tuple[str, str]  # a source and its target
+Pairs = Sequence[Pair]
 
 
 def add_flag(parser: argparse.ArgumentParser, name: str) -> None:
@@ -23,7 +24,13 @@ def add_flag(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def read(folder: Path, digests: Mapping[str, str], *, source: str) -> dict[str, str]:
-    """Returns the text of each file by its name.
+    """Returns the text of each file by its name, see `find`."""
+    paths = find(folder, digests, source=source)
+    return {name: _content(path).decode() for name, path in paths.items()}
+
+
+def find(folder: Path, digests: Mapping[str, str], *, source: str) -> dict[str, Path]:
+    """Returns the path of each file by its name.
 
     Args:
       digests: the SHA-256 of each file, not compressed.
@@ -32,7 +39,7 @@ def read(folder: Path, digests: Mapping[str, str], *, source: str) -> dict[str, 
     Raises:
       InputError: a file is missing, or has other contents.
     """
-    texts = {}
+    found = {}
     for name, digest in digests.items():
         paths = sorted([*folder.rglob(name), *folder.rglob(f"{name}.gz")])
         if not paths:
@@ -40,17 +47,20 @@ def read(folder: Path, digests: Mapping[str, str], *, source: str) -> dict[str, 
                 f"{name}: expected it, or {name}.gz, below {folder}; get it from {source}, and "
                 "name its folder with --data=FOLDER."
             )
-        content = paths[0].read_bytes()
-        if paths[0].suffix == ".gz":
-            content = gzip.decompress(content)
-        found = hashlib.sha256(content).hexdigest()
-        if found != digest:
+        got = hashlib.sha256(_content(paths[0])).hexdigest()
+        if got != digest:
             raise InputError(
-                f"{paths[0]}: expected the SHA-256 {digest}, got {found}; get the file again from "
+                f"{paths[0]}: expected the SHA-256 {digest}, got {got}; get the file again from "
                 f"{source}."
             )
-        texts[name] = content.decode()
-    return texts
+        found[name] = paths[0]
+    return found
+
+
+def _content(path: Path) -> bytes:
+    """Returns the bytes of a file, not compressed."""
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.suffix == ".gz" else content
 
 
 def write_parts(folder: Path, parts: Mapping[str, Pairs]) -> list[str]:

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from benchmarks import g2p, groups, public_data, scan
+from benchmarks import g2p, groups, multi30k, public_data, scan
 from flaxformer_lite.system.errors import InputError
 
 SCAN = "IN: jump OUT: I_JUMP\nIN: walk left OUT: I_TURN_LEFT I_WALK\nIN: jump OUT: I_JUMP\n"
@@ -54,6 +54,31 @@ def test_the_lines_of_each_task_are_pairs():
     jump = ("jump", "I_JUMP")
     assert scan.pairs_of(SCAN) == [jump, ("walk left", "I_TURN_LEFT I_WALK"), jump]
     assert g2p.pairs_of(PHONES) == [("адэ", "aː d a"), ("акъ", "ʔ aː q"), ("жь", "ʒʲ")]
+
+
+def test_decomposed_words_have_letters_and_accents_of_their_own():
+    assert g2p.pairs_of("가\tk a\n", form="NFD") == [("\u1100\u1161", "k a")]
+    assert [len(g2p.pairs_of("é\te", form=form)[0][0]) for form in ("NFC", "NFD")] == [1, 2]
+
+
+def test_each_language_has_a_tag_in_front_of_its_words():
+    words = [g2p.tagged([("a", "b")], language)[0][0] for language in g2p.LANGUAGES]
+    assert len({*words}) == len(g2p.LANGUAGES) == 15 and {word[1:] for word in words} == {"a"}
+
+
+def test_the_files_of_a_direction_are_checked_and_named(tmp_path, monkeypatch):
+    for name in ("train", "val", "test_2016_flickr"):
+        for language in ("de", "en"):
+            (tmp_path / f"{name}.{language}").write_text(f"{name} {language}\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"train.de: expected the SHA-256 [0-9a-f]{64}, got"):
+        multi30k.flags_of(tmp_path, "de-en", "raw")
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in tmp_path.iterdir()
+    }
+    monkeypatch.setattr(multi30k, "DIGESTS", digests)
+    flags = multi30k.flags_of(tmp_path, "de-en", "raw")
+    assert flags[0] == "--config.data.languages=de,en"
+    assert flags[2] == f"--config.data.validation_files={tmp_path}/val.de,{tmp_path}/val.en"
 
 
 def test_the_parts_are_files_of_own_text(tmp_path):
