@@ -2,6 +2,8 @@
 
 Splits of Lake and Baroni 2018: `simple` is random, `length` has up to 22 actions to train on and 24
 to 48 to test on, `addprim_jump` has 'jump' to train on alone, and to test on in all other commands.
+`length_26` has the commands of `length` with up to 26 actions to train on, and the others to test
+on (Newman 2020; Csordas 2021).
 500 of the training commands are held out for choices; commands of 1 word stay in training. The
 test commands are scored once, by greedy decoding with the last parameters. Figures of a run, in %:
 
@@ -45,6 +47,7 @@ DIGESTS = {
     ),
 }
 SPLITS = ("simple", "length", "addprim_jump")
+CUTOFF = "length_26"
 HELD_OUT = 500
 KEPT = "scan_scores.json"  # file of a workdir
 
@@ -71,8 +74,13 @@ def hold_out(pairs: Pairs, count: int) -> tuple[list[tuple[str, str]], list[tupl
 
 def parts_of(texts: dict[str, str], split: str) -> dict[str, Pairs]:
     """Returns the pairs of 'train', 'validation' and 'test' of a split."""
-    train, held = hold_out(pairs_of(texts[f"tasks_train_{split}.txt"]), HELD_OUT)
-    test = pairs_of(texts[f"tasks_test_{split}.txt"])
+    name = "length" if split == CUTOFF else split
+    train, test = (pairs_of(texts[f"tasks_{part}_{name}.txt"]) for part in ("train", "test"))
+    if split == CUTOFF:
+        longest = int(split.removeprefix("length_"))
+        train += [pair for pair in test if len(symbols_of(pair[1])) <= longest]
+        test = [pair for pair in test if len(symbols_of(pair[1])) > longest]
+    train, held = hold_out(train, HELD_OUT)
     return {"train": train, "validation": held, "test": test}
 
 
@@ -126,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     public_data.add_flag(parser, "scan")
-    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS)
+    parser.add_argument("--splits", nargs="+", choices=(*SPLITS, CUTOFF), default=SPLITS)
     schemes = CHOICES["model.position"]
     parser.add_argument("--positions", nargs="+", choices=schemes, default=["sinusoidal"])
     groups.add_flags(parser, "scan", steps=2000)

@@ -89,6 +89,19 @@ def test_the_parts_are_files_of_own_text(tmp_path):
     ]
 
 
+def test_a_cutoff_moves_commands_with_few_actions_to_training(monkeypatch):
+    monkeypatch.setattr(scan, "HELD_OUT", 1)
+    lines = [f"IN: walk {n} OUT: {' '.join(['W'] * n)}\n" for n in (3, 5, 24, 26, 27, 48)]
+    texts = {
+        "tasks_train_length.txt": "".join(lines[:2]),
+        "tasks_test_length.txt": "".join(lines[2:]),
+    }
+    parts = scan.parts_of(texts, "length_26")
+    counts = {name: [len(actions.split()) for _, actions in parts[name]] for name in parts}
+    assert counts["test"] == [27, 48]
+    assert sorted(counts["train"] + counts["validation"]) == [3, 5, 24, 26]
+
+
 def test_held_out_commands_are_in_neither_part_twice_and_primitives_stay():
     pairs = [("jump", "J")] * 7 + [(f"walk {n}", "W") for n in range(31)] + [("walk 3", "W")]
     train, held = scan.hold_out(pairs, 11)
