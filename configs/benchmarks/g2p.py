@@ -24,7 +24,8 @@ def get_config():
     config.data.update(test_files=("g2p/test.tsv",), tokenizer="char", vocab_size=None)
     config.data.update(target_tokenizer="spaces", pretokenized=True)
     config.data.update(tokens_per_batch=2048, buckets=(64,), num_buckets=4)
-    config.optim.update(schedule="linear", learning_rate=2e-3, warmup_steps=200)
-    config.train.update(num_steps=1500, log_every=50, eval_every=250, decode_examples=450)
+    # On dev of Bulgarian, 700 steps of Muon have fewer errors than 1,500 of Adam.
+    config.optim.update(optimizer="muon", schedule="linear", learning_rate=4e-3, warmup_steps=200)
+    config.train.update(num_steps=700, log_every=50, eval_every=100, decode_examples=450)
     config.train.update(best_metric="sequence_error_rate")
     return config
