@@ -30,7 +30,7 @@ from benchmarks import figures, groups, public_data, train_config
 from benchmarks.public_data import Pairs
 from flaxformer_lite import scoring, translate
 from flaxformer_lite.config import CHOICES
-from flaxformer_lite.symbol_scores import symbols_of
+from flaxformer_lite.scores.symbols import symbols_of
 from flaxformer_lite.system.errors import InputError
 
 SOURCE = "https://github.com/brendenlake/SCAN"

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from flaxformer_lite import scoring, symbol_scores, trained
+from flaxformer_lite import scoring, trained
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.evaluator import Evaluator
+from flaxformer_lite.scores.symbols import LENGTH
 from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import parallel, run_report
@@ -66,7 +67,7 @@ def evaluate_run(
         )
     bootstrap = given.whole_number(bootstrap, name="bootstrap", least=0)
     seed = given.whole_number(seed, name="seed", least=0)
-    if groups is not None and groups != symbol_scores.LENGTH:
+    if groups is not None and groups != LENGTH:
         groups = given.texts(groups, name="groups", item="group")
     config, data = run.config, run.config.data
     wanted = {"references": references, "bootstrap": bootstrap, "symbols": symbols}
@@ -84,7 +85,7 @@ def evaluate_run(
     name = named.get(split, split)
     dataset = _dataset_of(run, name, files)
     examples = pipeline.read_split(dataset.part(split), name, run.tokenizer, config)
-    named_groups = {} if groups in (None, symbol_scores.LENGTH) else {"the groups": groups}
+    named_groups = {} if groups in (None, LENGTH) else {"the groups": groups}
     if references or named_groups:
         counts = {name: len(texts) for name, texts in {**references, **named_groups}.items()}
         scoring.check_counts({f"the {split} split": len(examples.texts or ()), **counts})

@@ -12,7 +12,7 @@ from typing import Any
 import flax.linen as nn
 import numpy as np
 
-from flaxformer_lite import group_scores, scoring, trained
+from flaxformer_lite import scoring, trained
 from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
@@ -141,7 +141,7 @@ class Evaluator:
         scores = self._score(hypotheses, references, settings, bootstrap=bootstrap, seed=seed)
         by_group = {}
         if groups is not None:
-            by_group = group_scores.scores_by_group(hypotheses, references, groups, **settings)
+            by_group = scoring.scores_by_group(hypotheses, references, groups, **settings)
         if decode is None and texts.kind is not None:
             values |= scores.values | by_kind(hypotheses, references, texts.kind)
         else:

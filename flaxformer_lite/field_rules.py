@@ -6,7 +6,7 @@ from flaxformer_lite.fields import ModelConfig
 
 # of sacreBLEU
 BLEU_TOKENIZERS = ("13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores200", "spm")
-ERROR_RATES = ("symbol_error_rate", "sequence_error_rate")  # in percent; see symbol_scores.py
+ERROR_RATES = ("symbol_error_rate", "sequence_error_rate")  # in percent; see scores/symbols.py
 OF_TEXT = ("bits_per_byte", "bits_per_character", "nats_per_character")  # of language models
 # Metrics of an evaluation that are better if they are lower; all others are better if higher.
 LOWER_IS_BETTER = ("loss", "perplexity", *OF_TEXT, *ERROR_RATES)

@@ -1,6 +1,6 @@
 """Scores of translations: BLEU, chrF and TER by sacreBLEU, exact match, confidence intervals.
 
-`symbol_scores.py` has the error rates of symbols, such as phones.
+`scores/` has the parts: error rates of symbols, such as phones, groups, and resampling.
 
 There are 2 kinds of BLEU, with different names. `bleu` and `chrf` compare raw texts with raw
 references; for BLEU sacreBLEU tokenizes both, by a tokenizer that fits the target language, see
@@ -16,18 +16,18 @@ import functools
 import importlib.util
 import io
 import itertools
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, Unpack
 
 import numpy as np
 import sacrebleu
-from sacrebleu.significance import PairedTest, estimate_ci
 
-from flaxformer_lite import symbol_scores
 from flaxformer_lite.field_rules import BLEU_TOKENIZERS
+from flaxformer_lite.scores.groups import GroupScores, members_of_groups, names_of_groups
+from flaxformer_lite.scores.resampling import Metric, Ratio, resample_metric, resample_ratio
+from flaxformer_lite.scores.symbols import quotient, rates
 from flaxformer_lite.system.errors import InputError
 
 SEED = 12345  # of resampling; sacreBLEU's default
@@ -36,10 +36,8 @@ DEFAULT_TOKENIZER = "13a"  # for languages that separate words by spaces
 MECAB = {"ja": ("ja-mecab", "MeCab"), "ko": ("ko-mecab", "mecab_ko")}
 # languages that do not separate words by spaces, and have no tokenizer of their own
 UNSPACED = ("th", "km", "lo", "my")
-ROUNDING = 1e-9  # differences of ratios below it are of rounding
 
 Texts = Sequence[str]
-Metric = sacrebleu.BLEU | sacrebleu.CHRF | sacrebleu.TER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +161,7 @@ def score(
     """
     _check(hypotheses, references)
     ratios = _ratios(hypotheses, references, Settings(**settings))
-    values = {name: symbol_scores.quotient(*ratio) for name, ratio in ratios.items()}
+    values = {name: quotient(*ratio) for name, ratio in ratios.items()}
     signatures = {}
     for name, metric in corpus_metrics(Settings(**settings)).items():
         values[name] = metric.corpus_score(
@@ -200,12 +198,12 @@ def resample(
     references = [list(texts) for texts in references]
     ratios = [_ratios(each, references, Settings(**settings)) for each in systems]
     found = [
-        _resampled_ratio(name, [each[name] for each in ratios], bootstrap=bootstrap, seed=seed)
+        resample_ratio(name, [each[name] for each in ratios], bootstrap=bootstrap, seed=seed)
         for name in ratios[0]
     ]
     signatures = {}
     for name, metric in corpus_metrics(Settings(**settings)).items():
-        rows, signatures[name] = _resampled_metric(
+        rows, signatures[name] = resample_metric(
             name, metric, systems, references=references, bootstrap=bootstrap, seed=seed
         )
         found.append(rows)
@@ -227,48 +225,33 @@ def resample(
     ]
 
 
-class _Resampled(NamedTuple):
-    """A score of a system over resamples."""
-
-    name: str
-    value: float  # of the sentences as they are
-    interval: tuple[float, float]  # mean and half width
-    p: float | None  # None: this is the baseline
-
-
-def _resampled_metric(
-    name: str,
-    metric: Metric,
-    systems: Sequence[Texts],
-    *,
+def scores_by_group(
+    hypotheses: Texts,
     references: Sequence[Texts],
-    bootstrap: int,
-    seed: int,
-) -> tuple[list[_Resampled], str]:
-    """Returns a score of each system by sacreBLEU, and the signature."""
-    named: list[tuple[str, Texts]] = [
-        (str(number), list(hypotheses)) for number, hypotheses in enumerate(systems)
-    ]
-    test = functools.partial(
-        PairedTest, metrics={name: metric}, references=references, n_samples=bootstrap
-    )
-    with _seed_of_sacrebleu(seed):
-        alone = [test([system], test_type="bs")() for system in named]
-        tested = test(named, test_type="ar")()[1] if len(named) > 1 else None
-    ((title, signature),) = alone[0][0].items()
-    if tested:
-        signature.update("ar", bootstrap)
-    # sacreBLEU's type of a table includes the names of systems
-    rows: list[Any] = [scores[title][0] for _, scores in alone]
-    results: list[Any] = list(tested[title]) if tested else []
-    p_values = [result.p_value for result in results] or [None]
-    return [
-        _Resampled(name, row.score, (float(row.mean), float(row.ci)), p)
-        for row, p in zip(rows, p_values, strict=True)
-    ], str(signature)
+    groups: Sequence[str],
+    **settings: Unpack[SettingsGiven],
+) -> dict[str, GroupScores]:
+    """Returns the scores of each group by its name, in the order of the names.
 
+    Numbers in names are ordered by their value, so 5-8 is before 17-32.
 
-Ratio = tuple[np.ndarray, np.ndarray]  # of sums: numerator and denominator of each sentence
+    Args:
+      groups: the name of each sentence's group, or 'length': ranges of the length of the first
+        references, in symbols.
+      references, settings: as for `score`.
+
+    Raises:
+      InputError: as `score`; or there are not as many names as sentences, or one is empty.
+    """
+    groups = names_of_groups(references, groups)
+    check_counts({"the hypotheses": len(hypotheses), "the groups": len(groups)})
+    found = {}
+    for name, indices in members_of_groups(groups).items():
+        chosen, *others = (
+            [texts[index] for index in indices] for texts in (hypotheses, *references)
+        )
+        found[name] = GroupScores(len(chosen), score(chosen, others, **settings).values)
+    return found
 
 
 def _ratios(hypotheses: Texts, references: Sequence[Texts], settings: Settings) -> dict[str, Ratio]:
@@ -280,38 +263,8 @@ def _ratios(hypotheses: Texts, references: Sequence[Texts], settings: Settings) 
             hypotheses, *references = (
                 [text.lower() for text in texts] for texts in (hypotheses, *references)
             )
-        ratios |= symbol_scores.rates(hypotheses, references)
+        ratios |= rates(hypotheses, references)
     return ratios
-
-
-def _resampled_ratio(
-    name: str, systems: Sequence[Ratio], *, bootstrap: int, seed: int
-) -> list[_Resampled]:
-    """Returns a ratio of each system, resampled and tested as sacreBLEU does."""
-    base_above, base_below = systems[0]
-    rng, count = np.random.default_rng(seed), len(base_above)
-    sampled = rng.choice(count, size=(bootstrap, count), replace=True)
-    swapped = rng.integers(2, size=(bootstrap, count))  # between a system and the first one
-    rows: list[_Resampled] = []
-    for above, below in systems:
-        value, p = symbol_scores.quotient(above, below), None
-        if rows:
-            moved, also = swapped @ (above - base_above), swapped @ (below - base_below)
-            first = _quotients(base_above.sum() + moved, base_below.sum() + also)
-            second = _quotients(above.sum() - moved, below.sum() - also)
-            is_smaller = np.abs(second - first) < abs(value - rows[0].value) - ROUNDING
-            p = (np.sum(~is_smaller) + 1) / (bootstrap + 1)
-        samples = _quotients(above[sampled].sum(axis=1), below[sampled].sum(axis=1))
-        mean, half = map(float, estimate_ci(samples))
-        rows.append(_Resampled(name, value, (mean, half), p))
-    return rows
-
-
-def _quotients(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Returns the quotients; NaN if a denominator is 0."""
-    quotients = np.full(len(above), np.nan)
-    np.divide(above, below, out=quotients, where=below != 0)
-    return quotients
 
 
 def corpus_metrics(settings: Settings) -> dict[str, Metric]:
@@ -364,17 +317,3 @@ def _check(hypotheses: Texts, references: Sequence[Texts]) -> None:
         f"references {number}": len(texts) for number, texts in enumerate(references, start=1)
     }
     check_counts({"the translations": len(hypotheses), **numbered})
-
-
-@contextlib.contextmanager
-def _seed_of_sacrebleu(seed: int) -> Iterator[None]:
-    """Sets the environment variable that sacreBLEU reads its seed from."""
-    before = os.environ.get("SACREBLEU_SEED")
-    os.environ["SACREBLEU_SEED"] = str(seed)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["SACREBLEU_SEED"]
-        else:
-            os.environ["SACREBLEU_SEED"] = before

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from flaxformer_lite import group_scores, scoring
+from flaxformer_lite import scoring
 from flaxformer_lite.cli.score_flags import ScoreRequest
 from flaxformer_lite.lines import whole_files
 from flaxformer_lite.training import run_report
@@ -51,7 +51,7 @@ def print_scores(request: ScoreRequest) -> None:
             else run_report.table(scores.values, scores.intervals)
         )
     if groups is not None:
-        found = group_scores.scores_by_group(hypotheses, references, groups, **settings)
+        found = scoring.scores_by_group(hypotheses, references, groups, **settings)
         print(f"\n{run_report.group_table(found)}\n")
     print(run_report.signatures(scores))
 

@@ -9,7 +9,7 @@ from absl import flags
 from flaxformer_lite.cli import parser
 from flaxformer_lite.cli.shared_flags import define_in, listed
 from flaxformer_lite.field_rules import BLEU_TOKENIZERS
-from flaxformer_lite.symbol_scores import LENGTH
+from flaxformer_lite.scores.symbols import LENGTH
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place

@@ -20,10 +20,10 @@ from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokenizer_of
 from flaxformer_lite.field_rules import ERROR_RATES, SUBWORDS
 from flaxformer_lite.fields import BOS, UNK
-from flaxformer_lite.group_scores import GroupScores, macro_mean
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
+from flaxformer_lite.scores.groups import GroupScores, macro_mean
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.training import flops, parameter_groups
 

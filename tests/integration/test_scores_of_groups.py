@@ -8,7 +8,7 @@ import pytest
 
 from flaxformer_lite import evaluate, trained
 from flaxformer_lite.cli import commands
-from flaxformer_lite.group_scores import scores_by_group
+from flaxformer_lite.scoring import scores_by_group
 from flaxformer_lite.system import runtime
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import run_report

@@ -26,7 +26,7 @@ ORDER = (
     ("data",),
     ("model", "runs"),
     ("config_files", "config", "checks"),
-    ("field_rules", "fields", "group_scores", "scoring", "symbol_scores", "system"),
+    ("field_rules", "fields", "scores", "scoring", "system"),
 )
 
 # Only these modules import a heavy library.
@@ -56,7 +56,7 @@ DOORS = {
     "ml_collections.config_flags": {"config_files"},
     "optuna": {"sweep.attempts", "sweep.importance", "sweep.study", "sweep.study_storage"},
     "orbax": {"training.checkpoint"},
-    "sacrebleu": {"scoring"},
+    "sacrebleu": {"scores.resampling", "scoring"},
     "safetensors": {"exchange.marian_folder", "exchange.folder", "training.parent"},
     "sentencepiece": {"data.tokens.sentencepiece_tokenizer"},
     "submitit": {"sweep.cluster"},

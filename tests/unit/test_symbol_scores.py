@@ -7,10 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from flaxformer_lite import group_scores, scoring, symbol_scores
+from flaxformer_lite import scoring
 from flaxformer_lite.field_rules import ERROR_RATES
-from flaxformer_lite.group_scores import GroupScores, macro_mean, scores_by_group
-from flaxformer_lite.symbol_scores import (
+from flaxformer_lite.scores import symbols
+from flaxformer_lite.scores.groups import GroupScores, macro_mean
+from flaxformer_lite.scores.symbols import (
     edit_distances,
     nearest_edits,
     range_of,
@@ -18,6 +19,7 @@ from flaxformer_lite.symbol_scores import (
     symbol_error_rate,
     symbols_of,
 )
+from flaxformer_lite.scoring import scores_by_group
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import run_report
 
@@ -51,9 +53,9 @@ def test_kitten_becomes_sitting_by_3_edits():
     ).tolist() == [*(3, 3, 2, 3)]
 
 
-@pytest.mark.parametrize("cells", [7, symbol_scores.MOST_CELLS])
+@pytest.mark.parametrize("cells", [7, symbols.MOST_CELLS])
 def test_distances_are_those_of_the_definition_in_batches_of_any_size(cells, monkeypatch):
-    monkeypatch.setattr(symbol_scores, "MOST_CELLS", cells)
+    monkeypatch.setattr(symbols, "MOST_CELLS", cells)
     first, second = random_texts(97, 1), random_texts(97, 2, longest=7)
     expected = [distance_by_definition(*pair) for pair in zip(first, second, strict=True)]
     assert len(set(expected)) > 5
@@ -262,5 +264,5 @@ def test_the_table_of_groups_has_a_line_for_each_and_one_for_the_mean():
 )
 def test_wrong_names_of_groups_are_one_message(groups, says):
     with pytest.raises(InputError) as caught:
-        group_scores.scores_by_group(HYPOTHESES, [REFERENCES], groups)
+        scores_by_group(HYPOTHESES, [REFERENCES], groups)
     assert str(caught.value) == says

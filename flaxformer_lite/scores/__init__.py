@@ -1,0 +1,1 @@
+"""The parts of `scoring.py`: error rates of symbols, groups, resampling."""
