@@ -26,6 +26,9 @@ class AnyTokenizer(Protocol):
     ) -> list[np.ndarray]:
         """Returns an int32 array of ids for each text; `threads` None: one a core."""
 
+    def spans(self, text: str, *, side: str = "source") -> list[tuple[int, int]]:
+        """Returns the characters of `text`, (start, end), of each id; use `spans.spans`."""
+
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
         """Returns the texts of rows of target ids, each up to its first end symbol or padding."""
 

@@ -18,7 +18,8 @@ from flaxformer_lite.data.tokens.any_tokenizer import (
     mapping_name,
     special_names,
 )
-from flaxformer_lite.data.tokens.normalization import normalized
+from flaxformer_lite.data.tokens.normalization import normalized, normalized_spans
+from flaxformer_lite.data.tokens.spans import composed
 from flaxformer_lite.system.errors import InputError
 
 # The usual names of PAD, BOS, EOS and UNK; of several, the first that the file has.
@@ -97,6 +98,13 @@ class HuggingFaceTokenizer:
         else:
             rows = self._theirs.encode_batch(list(texts), **options)
         return [self._order.ours(row.ids) for row in rows]
+
+    def spans(self, text: str, *, side: str = "source") -> list[tuple[int, int]]:
+        """Returns the characters of `text`, (start, end), that each id covers, by the library."""
+        text, characters = normalized_spans(
+            text, self.normalization if side == "source" else "none"
+        )
+        return composed(self._theirs.encode(text, add_special_tokens=False).offsets, characters)
 
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
         """Returns the texts of rows of ids, each up to its first end symbol or padding."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flaxformer_lite.data.tokens.any_tokenizer import cut_at_end
-from flaxformer_lite.data.tokens.sentencepiece_tokenizer import SPACE_MARK, open_model
+from flaxformer_lite.data.tokens.sentencepiece_tokenizer import SPACE_MARK, open_model, piece_spans
 from flaxformer_lite.fields import BOS, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
@@ -94,6 +94,13 @@ class MarianTokenizer:
         rows = self._models[side].encode([text for _, text in coded], out_type=str, **options)
         rows = [[*codes, *row] for (codes, _), row in zip(coded, rows, strict=True)]
         return [np.asarray([number.get(piece, UNK) for piece in row], np.int32) for row in rows]
+
+    def spans(self, text: str, *, side: str = "source") -> list[tuple[int, int]]:
+        """Returns the characters of `text`, (start, end), that each id covers."""
+        codes, rest = _language_code(text)
+        start = len(text) - len(rest)
+        found = piece_spans(self._models[side], rest)
+        return [*((0, start) for _ in codes), *((start + a, start + b) for a, b in found)]
 
     def vocabulary_of(self, side: str) -> list[str]:
         """Returns the piece of each id in SentencePiece's notation."""

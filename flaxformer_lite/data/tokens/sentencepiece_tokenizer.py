@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
+from sentencepiece import sentencepiece_model_pb2, sentencepiece_pb2
 
 from flaxformer_lite.data.tokens.any_tokenizer import (
     IdOrder,
@@ -17,7 +17,8 @@ from flaxformer_lite.data.tokens.any_tokenizer import (
     mapping_name,
     special_names,
 )
-from flaxformer_lite.data.tokens.normalization import normalized
+from flaxformer_lite.data.tokens.normalization import normalized, normalized_spans
+from flaxformer_lite.data.tokens.spans import composed, of_bytes
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
@@ -145,6 +146,22 @@ def kind_of(content: bytes) -> str:
     return kind if is_ours and kind is not None else "sentencepiece"
 
 
+def piece_spans(model: sentencepiece.SentencePieceProcessor, text: str) -> list[tuple[int, int]]:
+    """Returns the characters of `text`, (start, end), that each of its pieces covers.
+
+    Each of the bytes of a character covers the character.
+    """
+    messages: Any = sentencepiece_pb2
+    found = messages.SentencePieceText.FromString(model.encode(text, out_type="serialized_proto"))
+    offsets = [(piece.begin, piece.end) for piece in found.pieces]
+    is_byte = [model.is_byte(piece.id) for piece in found.pieces]
+    for at in reversed(range(len(offsets) - 1)):
+        # SentencePiece assigns a character to the last of its bytes.
+        if is_byte[at] and is_byte[at + 1] and offsets[at][0] == offsets[at][1]:
+            offsets[at] = offsets[at + 1]
+    return of_bytes(text, offsets)
+
+
 def with_pieces(content: bytes, pieces: Sequence[tuple[str, float]]) -> bytes:
     """Returns a SentencePiece model with more pieces, (text, score), after its own."""
     model = _proto(content)
@@ -203,6 +220,14 @@ class Tokenizer:
         options: dict[str, Any] = {} if threads is None else {"num_threads": threads}
         prepared = [self.prepared(text, side) for text in texts]
         return [np.asarray(ids, np.int32) for ids in self._pieces.encode(prepared, **options)]
+
+    def spans(self, text: str, *, side: str = "source") -> list[tuple[int, int]]:
+        """Returns the characters of `text`, (start, end), that each id covers."""
+        text, of_text = normalized_spans(text, self.normalization if side == "source" else "none")
+        escaped = [
+            span for character, span in zip(text, of_text, strict=True) for _ in escape(character)
+        ]
+        return composed(piece_spans(self._pieces, escape(text)), escaped)
 
     def vocabulary_of(self, side: str) -> list[str]:
         """Returns the piece of each id in SentencePiece's notation."""
@@ -271,6 +296,11 @@ class GivenModel:
         if side == "source":
             texts = [normalized(text, self.normalization) for text in texts]
         return [self._order.ours(ids) for ids in self._model.encode(list(texts), **options)]
+
+    def spans(self, text: str, *, side: str = "source") -> list[tuple[int, int]]:
+        """Returns the characters of `text`, (start, end), that each id covers."""
+        text, of_text = normalized_spans(text, self.normalization if side == "source" else "none")
+        return composed(piece_spans(self._model, text), of_text)
 
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
         """Returns the texts of rows of ids, each up to its first end symbol or padding."""

@@ -20,7 +20,8 @@ from flaxformer_lite.data.tokens.any_tokenizer import (
     mapping_name,
     special_names,
 )
-from flaxformer_lite.data.tokens.normalization import normalized
+from flaxformer_lite.data.tokens.normalization import normalized, normalized_spans
+from flaxformer_lite.data.tokens.spans import composed
 from flaxformer_lite.fields import BOS, UNK
 from flaxformer_lite.system.errors import InputError
 
@@ -149,6 +150,20 @@ class SymbolTokenizer:
             for text in texts
         ]
 
+    def spans(self, text: str, *, side: str = "source") -> list[tuple[int, int]]:
+        """Returns the characters of `text`, (start, end), that each id covers."""
+        text, characters = normalized_spans(
+            text, self.normalization if side == "source" else "none"
+        )
+        end, found = 0, list[tuple[int, int]]()
+        for symbol in SPLIT[self.kind](text):
+            # Of the kind 'spaces', an empty symbol is between 2 spaces or at an end.
+            start = end + (self.kind == "spaces" and bool(found))
+            start = text.index(symbol, start)
+            end = start + len(symbol)
+            found.append((start, end))
+        return composed(found, characters)
+
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
         """Returns the texts of rows of ids, each up to its first end symbol or padding."""
         texts = []
@@ -200,6 +215,17 @@ class ByteTokenizer:
             texts = [normalized(text, self.normalization) for text in texts]
         encoded = (text.encode(errors="replace") for text in texts)  # a surrogate becomes '?'
         return [np.frombuffer(each, np.uint8).astype(np.int32) + SPECIAL for each in encoded]
+
+    def spans(self, text: str, *, side: str = "source") -> list[tuple[int, int]]:
+        """Returns the character of `text`, (start, end), that each byte is a part of."""
+        text, characters = normalized_spans(
+            text, self.normalization if side == "source" else "none"
+        )
+        return [
+            span
+            for character, span in zip(text, characters, strict=True)
+            for _ in character.encode(errors="replace")
+        ]
 
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
         """Returns the texts of rows of ids, each up to its first end symbol or padding."""

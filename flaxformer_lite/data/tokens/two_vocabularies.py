@@ -40,6 +40,10 @@ class TwoVocabularies:
         """Returns an int32 array of ids for each text; `threads` None: one a core."""
         return tokenizer_of(self, side).encode(texts, side=side, threads=threads)
 
+    def spans(self, text: str, *, side: str = "source") -> list[tuple[int, int]]:
+        """Returns the characters of `text`, (start, end), that each id covers."""
+        return tokenizer_of(self, side).spans(text, side=side)
+
     def decode(self, rows: Iterable[np.ndarray]) -> list[str]:
         """Returns the texts of rows of target ids, each up to its first end symbol or padding."""
         return self.target.decode(rows)
