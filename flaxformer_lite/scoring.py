@@ -27,7 +27,7 @@ import sacrebleu
 from flaxformer_lite.field_rules import BLEU_TOKENIZERS
 from flaxformer_lite.scores.groups import GroupScores, members_of_groups, names_of_groups
 from flaxformer_lite.scores.resampling import Metric, Ratio, resample_metric, resample_ratio
-from flaxformer_lite.scores.symbols import quotient, rates
+from flaxformer_lite.scores.symbols import nearest_edits, quotient, rates
 from flaxformer_lite.system.errors import InputError
 
 SEED = 12345  # of resampling; sacreBLEU's default
@@ -71,7 +71,10 @@ class Scores:
     signatures: dict[str, str]  # sacreBLEU's
     # The mean over resamples, and half the width of the 95 % confidence interval.
     intervals: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    p_values: dict[str, float] = dataclasses.field(default_factory=dict)  # against the baseline
+    # Of the difference from the baseline: by approximate randomisation, and by the paired
+    # bootstrap, whose p is too low.
+    p_values: dict[str, float] = dataclasses.field(default_factory=dict)
+    bootstrap_p_values: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def exact_matches(hypotheses: Texts, references: Sequence[Texts]) -> np.ndarray:
@@ -182,11 +185,15 @@ def resample(
     """Returns the scores of each system with confidence intervals and p-values.
 
     The intervals are of `bootstrap` resamples of the sentences, the same for every system (Koehn
-    2004). The first system is the baseline. The p-values of the others are two-sided, by
-    approximate randomization: `bootstrap` times, each sentence's translations are swapped at random
-    between the 2 systems (Riezler 2005). The p of a paired bootstrap is too low: for equal systems
-    it is under 0.05 in 10 % of all cases. All resamples are in memory at once: for chrF 72 bytes
-    for each sentence of each.
+    2004). The first system is the baseline. The p-values of the others are two-sided, each of one
+    system against the baseline, by 2 tests:
+
+    - approximate randomisation: `bootstrap` times, each sentence's translations are swapped at
+      random between the 2 systems (Riezler 2005);
+    - the paired bootstrap: the same resamples of both systems (Koehn 2004). Its p is too low: for
+      equal systems it is under 0.05 in 10 % of all cases.
+
+    All resamples are in memory at once: for chrF 72 bytes for each sentence of each.
 
     Raises:
       InputError: see `score`; or the seed is not positive.
@@ -207,21 +214,17 @@ def resample(
             name, metric, systems, references=references, bootstrap=bootstrap, seed=seed
         )
         found.append(rows)
-    systems_found = list(zip(*found, strict=True))
-    baseline = {row.name: row.value for row in systems_found[0]}
     return [
         Scores(
-            values={row.name: float(row.value) for row in rows},
+            values={row.name: row.value for row in rows},
             signatures=signatures,
             intervals={row.name: row.interval for row in rows},
-            # The p of equal scores is 1. sacreBLEU counts only larger differences, and returns 0.
-            p_values={
-                row.name: 1.0 if row.value == baseline[row.name] else float(row.p)
-                for row in rows
-                if row.p is not None
+            p_values={row.name: row.p for row in rows if row.p is not None},
+            bootstrap_p_values={
+                row.name: row.bootstrap_p for row in rows if row.bootstrap_p is not None
             },
         )
-        for rows in systems_found
+        for rows in zip(*found, strict=True)
     ]
 
 
@@ -254,21 +257,64 @@ def scores_by_group(
     return found
 
 
+def score_segments(
+    hypotheses: Texts, references: Sequence[Texts], **settings: Unpack[SettingsGiven]
+) -> list[dict[str, float]]:
+    """Returns the scores of each translation by name, in order.
+
+    BLEU is sacreBLEU's sentence score: n-grams up to the translation's length (effective order),
+    with smoothing. `symbol_edits` and `reference_symbols` are the numerator and the denominator of
+    `symbol_error_rate`.
+
+    Args:
+      references, settings: as for `score`.
+
+    Raises:
+      InputError: as `score`.
+    """
+    _check(hypotheses, references)
+    chosen = Settings(**settings)
+    columns: dict[str, Sequence[float]] = {
+        "exact_match": exact_matches(hypotheses, references).tolist()
+    }
+    if chosen.symbols:
+        found = nearest_edits(*_cased(hypotheses, references, chosen))
+        columns["symbol_edits"] = found.edits_N.tolist()
+        columns["reference_symbols"] = found.length_N.tolist()
+    for name, metric in corpus_metrics(chosen, sentences=True).items():
+        columns[name] = [
+            float(metric.sentence_score(hypothesis, texts).score)
+            for hypothesis, *texts in zip(hypotheses, *references, strict=True)
+        ]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _cased(
+    hypotheses: Texts, references: Sequence[Texts], settings: Settings
+) -> tuple[Texts, Sequence[Texts]]:
+    """Returns the texts, in lower case if the settings say so."""
+    if not settings.lowercase:
+        return hypotheses, references
+    hypotheses, *references = (
+        [text.lower() for text in texts] for texts in (hypotheses, *references)
+    )
+    return hypotheses, references
+
+
 def _ratios(hypotheses: Texts, references: Sequence[Texts], settings: Settings) -> dict[str, Ratio]:
     """Returns the scores that are ratios of sums over sentences, by name."""
     hits_N = exact_matches(hypotheses, references)
     ratios = {"exact_match": (hits_N, np.ones(len(hits_N)))}
     if settings.symbols:
-        if settings.lowercase:
-            hypotheses, *references = (
-                [text.lower() for text in texts] for texts in (hypotheses, *references)
-            )
-        ratios |= rates(hypotheses, references)
+        ratios |= rates(*_cased(hypotheses, references, settings))
     return ratios
 
 
-def corpus_metrics(settings: Settings) -> dict[str, Metric]:
+def corpus_metrics(settings: Settings, *, sentences: bool = False) -> dict[str, Metric]:
     """Returns the metrics by name. `force` silences the warning about tokenized text.
+
+    Args:
+      sentences: whether BLEU is for single sentences, with effective order.
 
     Raises:
       InputError: the tokenizer is not installed, or cannot be downloaded.
@@ -276,16 +322,21 @@ def corpus_metrics(settings: Settings) -> dict[str, Metric]:
     lowercase = settings.lowercase
     ter = {"ter": _ter(settings)} if settings.ter else {}
     if settings.tokenized:
-        tokens = sacrebleu.BLEU(tokenize="none", force=True, lowercase=lowercase)
+        tokens = sacrebleu.BLEU(
+            tokenize="none", force=True, lowercase=lowercase, effective_order=sentences
+        )
         return {"bleu_tokenized": tokens, **ter}
     chrf = sacrebleu.CHRF(lowercase=lowercase)
-    return {"bleu": _bleu(settings.tokenizer, lowercase=lowercase), "chrf": chrf, **ter}
+    bleu = _bleu(settings.tokenizer, lowercase=lowercase, effective_order=sentences)
+    return {"bleu": bleu, "chrf": chrf, **ter}
 
 
-def _bleu(tokenizer: str, *, lowercase: bool) -> sacrebleu.BLEU:
+def _bleu(tokenizer: str, *, lowercase: bool, effective_order: bool) -> sacrebleu.BLEU:
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a missing library or a download
-            return sacrebleu.BLEU(tokenize=tokenizer, lowercase=lowercase)
+            return sacrebleu.BLEU(
+                tokenize=tokenizer, lowercase=lowercase, effective_order=effective_order
+            )
     except Exception as error:  # an ImportError, RuntimeError or an error of the network
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         advice = {

@@ -20,7 +20,7 @@ SETTINGS = ("tokenized", "lowercase", "ter", "symbols")  # flags that are fields
 class ScoreRequest(NamedTuple):
     """Arguments of `score`."""
 
-    hypotheses: Path
+    hypotheses: list[Path]  # one of each system
     references: list[Path]
     tokenizer: str | None  # of BLEU; None: by the language
     language: str | None  # of the texts, if it is given or the files' names end in one
@@ -28,6 +28,7 @@ class ScoreRequest(NamedTuple):
     baseline: Path | None
     resampling: dict[str, Any]  # `bootstrap` and `seed`, if they are given
     groups: Path | str | None = None  # a file of names, or 'length'
+    segments: Path | None = None  # the file for the scores of each line
 
 
 def parse_score(arguments: Sequence[str]) -> ScoreRequest:
@@ -39,7 +40,8 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
 
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
-        flag.string("hypotheses", None, "file of translations, one per line")
+        hypotheses = "file of translations, one per line; H1,H2: of several systems"
+        flag.strings("hypotheses", [], hypotheses)
         flag.strings("references", [], "reference files, R1,R2, one line for each translation")
         flag.boolean("tokenized", False, "the files are tokenised: compute BLEU on their tokens")
         language = "language of the texts, such as zh; default: the end of the files' names"
@@ -49,19 +51,20 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
         flag.boolean("lowercase", False, "ignore case")
         flag.boolean("ter", False, "compute TER too")
         flag.string("baseline", None, "file of another system's translations, to compare with")
+        flag.string("segments", None, "file to write the scores of each line to, as JSON Lines")
         define_comparison(values)
 
     usage = (
-        "usage: score --hypotheses=H --references=R1[,R2,...] [--language=zh] [--tokenize=zh]\n"
-        "       [--tokenized] [--lowercase] [--ter] [--symbols] [--groups=F|length]\n"
-        "       [--bootstrap=1000 [--baseline=H2]]"
+        "usage: score --hypotheses=H1[,H2,...] --references=R1[,R2,...] [--language=zh]\n"
+        "       [--tokenize=zh] [--tokenized] [--lowercase] [--ter] [--symbols]\n"
+        "       [--groups=F|length] [--segments=F] [--bootstrap=1000 [--baseline=H]]"
     )
     values = parser.parse(arguments, define, usage=usage)
     for name, expected in (
         ("hypotheses", "the file of translations"),
         ("references", "the files to compare with"),
     ):
-        if not values[name].value:
+        if values[name].value in ([], [""]):
             raise InputError(f"--{name}: expected {expected}, got nothing; add --{name}=FILE.")
     if values.baseline is not None and values.bootstrap is None:
         raise InputError(
@@ -75,17 +78,28 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
         )
     if values.tokenize and values.language:
         raise InputError("--language: chooses the tokenizer, as --tokenize does; leave one out.")
-    references = references_given(values)
+    hypotheses, references = _files(values, "hypotheses"), references_given(values)
     return ScoreRequest(
-        hypotheses=place(values.hypotheses),
+        hypotheses=hypotheses,
         references=references,
         tokenizer=values.tokenize,
-        language=values.language or _language([place(values.hypotheses), *references]),
+        language=values.language or _language([*hypotheses, *references]),
         settings={name: bool(values[name].value) for name in SETTINGS},
         baseline=place_or_none(values.baseline),
         resampling=resampling_given(values),
         groups=groups_given(values),
+        segments=_segments(values),
     )
+
+
+def _segments(values: flags.FlagValues) -> Path | None:
+    """Returns the file of --segments; raises InputError for standard output, as of the table."""
+    if values.segments in ("", "-"):
+        raise InputError(
+            "--segments: expected a file for the scores of each line, got "
+            f"{values.segments or 'nothing'!r}; standard output has the table; add --segments=FILE."
+        )
+    return place_or_none(values.segments)
 
 
 def define_comparison(values: flags.FlagValues) -> None:
@@ -111,10 +125,17 @@ def resampling_given(values: flags.FlagValues) -> dict[str, int]:
 
 def references_given(values: flags.FlagValues) -> list[Path]:
     """Returns the files of --references; raises InputError for an empty name."""
-    names = listed(values.references)
+    return _files(values, "references")
+
+
+def _files(values: flags.FlagValues, name: str) -> list[Path]:
+    """Returns the files of a flag; raises InputError for an empty name."""
+    names, letter = listed(values[name].value or []), name[0].upper()
     if not all(names):
-        raise InputError(f"--references: expected files, R1,R2 and so on, got {','.join(names)!r}.")
-    return [place(name) for name in names]
+        raise InputError(
+            f"--{name}: expected files, {letter}1,{letter}2 and so on, got {','.join(names)!r}."
+        )
+    return [place(each) for each in names]
 
 
 def groups_given(values: flags.FlagValues) -> Path | str | None:

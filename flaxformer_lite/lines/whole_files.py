@@ -47,7 +47,7 @@ def read_lines(path: Path | None, *, flag: str = "--input") -> list[str]:
     ]
 
 
-def check_output(path: Path | None) -> None:
+def check_output(path: Path | None, *, flag: str = "--output") -> None:
     """Raises InputError if `write_lines` cannot write to `path`; for a check before the work."""
     if path is None or in_bucket(path) or is_stream(path):
         return
@@ -56,10 +56,12 @@ def check_output(path: Path | None) -> None:
     if not path.parent.exists():  # folders are not created
         reason = os.strerror(errno.ENOENT)
     if reason is not None:
-        raise InputError(f"--output={path}: cannot be written: {reason}.")
+        raise InputError(f"{flag}={path}: cannot be written: {reason}.")
 
 
-def write_lines(path: Path | None, lines: Sequence[str], *, keep_ends: bool = False) -> None:
+def write_lines(
+    path: Path | None, lines: Sequence[str], *, keep_ends: bool = False, flag: str = "--output"
+) -> None:
     """Writes the lines to a file (atomically), a pipe, a device or standard output.
 
     A line end within a line becomes a space. A file is compressed if its name says so, see
@@ -67,6 +69,7 @@ def write_lines(path: Path | None, lines: Sequence[str], *, keep_ends: bool = Fa
 
     Args:
       keep_ends: write texts with their line ends, and a line of --- between two of them.
+      flag: the flag in error messages.
 
     Raises:
       InputError: the file cannot be written.
@@ -83,4 +86,4 @@ def write_lines(path: Path | None, lines: Sequence[str], *, keep_ends: bool = Fa
         else:
             write_whole(path if in_bucket(path) else behind_links(path), content)
     except OSError as error:
-        raise InputError(f"--output={path}: cannot be written: {error.strerror}.") from error
+        raise InputError(f"{flag}={path}: cannot be written: {error.strerror}.") from error

@@ -28,7 +28,9 @@ class Resampled(NamedTuple):
     name: str
     value: float  # of the sentences as they are
     interval: tuple[float, float]  # mean and half width
-    p: float | None  # by approximate randomisation; None: this is the baseline
+    # of the difference from the baseline, None for the baseline itself
+    p: float | None  # by approximate randomisation
+    bootstrap_p: float | None  # by the paired bootstrap
 
 
 def resample_metric(
@@ -48,42 +50,71 @@ def resample_metric(
         PairedTest, metrics={name: metric}, references=references, n_samples=bootstrap
     )
     with _seed_of_sacrebleu(seed):
-        alone = [test([system], test_type="bs")() for system in named]
-        tested = test(named, test_type="ar")()[1] if len(named) > 1 else None
-    ((title, signature),) = alone[0][0].items()
-    if tested:
+        signatures, sampled = test(named, test_type="bs")()
+        swapped = test(named, test_type="ar")()[1] if len(named) > 1 else sampled
+    ((title, signature),) = signatures.items()
+    if len(named) > 1:
         signature.update("ar", bootstrap)
     # sacreBLEU's type of a table includes the names of systems
-    rows: list[Any] = [scores[title][0] for _, scores in alone]
-    results: list[Any] = list(tested[title]) if tested else []
-    p_values = [result.p_value for result in results] or [None]
+    rows: list[Any] = list(zip(sampled[title], swapped[title], strict=True))
+    base = rows[0][0].score
     return [
-        Resampled(name, row.score, (float(row.mean), float(row.ci)), p)
-        for row, p in zip(rows, p_values, strict=True)
+        Resampled(
+            name,
+            float(one.score),
+            (float(one.mean), float(one.ci)),
+            _p(other.p_value, one.score, base),
+            _p(one.p_value, one.score, base),
+        )
+        for one, other in rows
     ], str(signature)
+
+
+def _p(p: float | None, value: float, base: float) -> float | None:
+    """Returns p as it is; 1 for equal scores, for which sacreBLEU returns the lowest p."""
+    return p if p is None else 1.0 if value == base else float(p)
 
 
 def resample_ratio(
     name: str, systems: Sequence[Ratio], *, bootstrap: int, seed: int
 ) -> list[Resampled]:
     """Returns a ratio of each system, resampled and tested as sacreBLEU does."""
-    base_above, base_below = systems[0]
-    rng, count = np.random.default_rng(seed), len(base_above)
+    rng, count = np.random.default_rng(seed), len(systems[0][0])
     sampled = rng.choice(count, size=(bootstrap, count), replace=True)
     swapped = rng.integers(2, size=(bootstrap, count))  # between a system and the first one
+    values = [quotient(above, below) for above, below in systems]
+    samples = [
+        _quotients(above[sampled].sum(axis=1), below[sampled].sum(axis=1))
+        for above, below in systems
+    ]
     rows: list[Resampled] = []
-    for above, below in systems:
-        value, p = quotient(above, below), None
-        if rows:
-            moved, also = swapped @ (above - base_above), swapped @ (below - base_below)
-            first = _quotients(base_above.sum() + moved, base_below.sum() + also)
-            second = _quotients(above.sum() - moved, below.sum() - also)
-            is_smaller = np.abs(second - first) < abs(value - rows[0].value) - ROUNDING
-            p = (np.sum(~is_smaller) + 1) / (bootstrap + 1)
-        samples = _quotients(above[sampled].sum(axis=1), below[sampled].sum(axis=1))
-        mean, half = map(float, estimate_ci(samples))
-        rows.append(Resampled(name, value, (mean, half), p))
+    for number, value in enumerate(values):
+        p = bootstrap_p = None
+        if number:
+            difference = abs(value - values[0])
+            is_equal = value == values[0]
+            after = _differences_after_swaps(systems[0], systems[number], swapped)
+            p = 1.0 if is_equal else _share_as_large(after, difference)
+            apart = np.abs(samples[number] - samples[0])
+            centred = apart - np.nanmean(apart) if np.isfinite(apart).any() else apart
+            bootstrap_p = 1.0 if is_equal else _share_as_large(centred, difference)
+        mean, half = map(float, estimate_ci(samples[number]))
+        rows.append(Resampled(name, value, (mean, half), p, bootstrap_p))
     return rows
+
+
+def _differences_after_swaps(base: Ratio, system: Ratio, swapped: np.ndarray) -> np.ndarray:
+    """Returns the absolute difference of 2 ratios after each trial; `swapped`: (trials, N)."""
+    moved, also = (swapped @ (its - bases) for bases, its in zip(base, system, strict=True))
+    first = _quotients(base[0].sum() + moved, base[1].sum() + also)
+    second = _quotients(system[0].sum() - moved, system[1].sum() - also)
+    return np.abs(second - first)
+
+
+def _share_as_large(differences: np.ndarray, difference: float) -> float:
+    """Returns p: the share of differences that are as large or NaN, the observed one included."""
+    is_smaller = differences < difference - ROUNDING
+    return float(np.sum(~is_smaller) + 1) / (len(differences) + 1)
 
 
 def _quotients(above: np.ndarray, below: np.ndarray) -> np.ndarray:

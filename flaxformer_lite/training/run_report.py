@@ -234,21 +234,25 @@ def table(
     return columns([["", "", RESAMPLED], *rows])
 
 
-def comparison(baseline: Scores, system: Scores) -> str:
-    """Returns the scores of 2 systems with their intervals, and the p-values of the difference."""
-    rows = [
-        [
-            name,
-            *(
-                cell
-                for each in (baseline, system)
-                for cell in (_cell(name, each.values[name]), _interval(name, each.intervals))
-            ),
-            f"{system.p_values[name]:.4f}",
-        ]
-        for name in system.values
-    ]
-    return columns([["", "baseline", RESAMPLED, "system", RESAMPLED, "p"], *rows])
+def comparison(systems: Mapping[str, Scores]) -> str:
+    """Returns the scores of systems by their names, one a line, the first system first.
+
+    Intervals and p-values against the first system are more columns, if there are any.
+    """
+    last = list(systems.values())[-1]
+    width = max(map(len, last.values))
+    rows = []
+    for score in last.values:
+        for name, found in systems.items():
+            row = [f"{score:<{width}}  {name}", _cell(score, found.values[score])]
+            if found.intervals:
+                row.append(_interval(score, found.intervals))
+            if last.p_values:
+                tests = (found.p_values, found.bootstrap_p_values)
+                row += [f"{each[score]:.4f}" if each else "" for each in tests]
+            rows.append(row)
+    head = ["", "", RESAMPLED, "p, randomisation", "p, bootstrap"][: len(rows[0])]
+    return columns([head, *rows] if any(head) else rows)
 
 
 def group_table(found: Mapping[str, GroupScores]) -> str:

@@ -136,10 +136,11 @@ def test_score_accepts_files_without_a_workdir():
     ]
     files, settings = ["--hypotheses=h", "--references=a,b"], dict.fromkeys(SETTINGS, False)
     both = [Path("a"), Path("b")]
-    assert parse_score(files) == (Path("h"), both, None, None, settings, None, {}, None)
+    assert parse_score(files) == ([Path("h")], both, None, None, settings, None, {}, None, None)
     request = parse_score([*files, "--tokenized", "--bootstrap=99", "--baseline=c"])
     settings |= {"tokenized": True}
-    assert request == (Path("h"), both, None, None, settings, Path("c"), {"bootstrap": 99}, None)
+    resampled = {"bootstrap": 99}
+    assert request == ([Path("h")], both, None, None, settings, Path("c"), resampled, None, None)
 
 
 @pytest.mark.parametrize(

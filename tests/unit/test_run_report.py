@@ -56,12 +56,21 @@ def test_intervals_are_shown_beside_their_values_in_the_same_unit():
     assert run_report.RESAMPLED in table.splitlines()[0]
 
 
-def test_two_systems_are_shown_side_by_side_with_p_values():
-    baseline = Scores({"bleu": 20.0}, {}, {"bleu": (20.5, 1.0)})
-    system = Scores({"bleu": 30.0}, {}, {"bleu": (29.5, 2.0)}, {"bleu": 0.00332})
-    head, row = columns(run_report.comparison(baseline, system))
-    assert head[1:] == ["baseline", run_report.RESAMPLED, "system", run_report.RESAMPLED, "p"]
-    assert row == ["bleu", "20", "20.50 ± 1.00", "30", "29.50 ± 2.00", "0.0033"]
+def test_systems_are_shown_below_each_other_with_p_values():
+    systems = {
+        "B": Scores({"bleu": 20.0}, {}, {"bleu": (20.5, 1.0)}),
+        "H1": Scores({"bleu": 30.0}, {}, {"bleu": (29.5, 2.0)}, {"bleu": 0.00332}, {"bleu": 0.002}),
+        "H2": Scores({"bleu": 20.0}, {}, {"bleu": (20.4, 1.0)}, {"bleu": 1.0}, {"bleu": 1.0}),
+    }
+    head, *rows = columns(run_report.comparison(systems))
+    assert head[1:] == [run_report.RESAMPLED, "p, randomisation", "p, bootstrap"]
+    assert rows == [
+        ["bleu", "B", "20", "20.50 ± 1.00"],
+        ["bleu", "H1", "30", "29.50 ± 2.00", "0.0033", "0.0020"],
+        ["bleu", "H2", "20", "20.40 ± 1.00", "1.0000", "1.0000"],
+    ]
+    plain = {name: Scores(found.values, {}) for name, found in systems.items()}
+    assert columns(run_report.comparison(plain)) == [row[:3] for row in rows]
 
 
 def test_every_signature_is_shown_with_its_score():
