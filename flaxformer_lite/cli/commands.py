@@ -26,6 +26,7 @@ USAGE = """usage: flaxformer-lite COMMAND --flag=value ...    (COMMAND --help li
   evaluate      compute the metrics of a run on a split
   score         score files of translations against reference files
   translate     translate lines of text
+  rescore       score given texts: log-probabilities, perplexity, surprisal
   classify      classify lines of text
   generate      generate texts with a language model
   plot          plot attention, positions, the learning rate, or the metrics of runs
@@ -197,6 +198,13 @@ def translate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def rescore(arguments: Sequence[str]) -> int:
+    """Reads texts, writes the score of each."""
+    from flaxformer_lite.cli import rescore_flags
+
+    return rescore_flags.rescore(arguments)
+
+
 def classify(arguments: Sequence[str]) -> int:
     """Reads lines, writes the class of each."""
     request = run_flags.parse_classify(arguments)
@@ -338,6 +346,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "score": score,
     "translate": translate,
+    "rescore": rescore,
     "classify": classify,
     "generate": generate,
     "plot": plot,

@@ -122,7 +122,7 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
     overrides, others = parser.split_overrides(arguments)
     values = parser.parse(others, define, usage=usage)
     return EvaluateRequest(
-        workdir=_required_workdir(values),
+        workdir=required_workdir(values),
         split=values.split,
         references=references_given(values),
         resampling=resampling_given(values),
@@ -140,7 +140,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
 
     def define(values: flags.FlagValues) -> None:
         flag = define_in(values)
-        _define_job(values)
+        define_job(values)
         flag.string("prefix", None, "start of each translation, without a space at its end")
         n_best = "beam: write the n best translations of a line, each with line number and score"
         flag.integer("n_best", None, n_best, lower_bound=1)
@@ -163,7 +163,11 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         )
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
     return TranslateRequest(
-        _required_workdir(values), _job(values), lines, decode_given(values), model_given(values)
+        required_workdir(values),
+        job_given(values),
+        lines,
+        decode_given(values),
+        model_given(values),
     )
 
 
@@ -171,13 +175,13 @@ def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:
     """Parses the flags of `classify`."""
 
     def define(values: flags.FlagValues) -> None:
-        _define_job(values)
+        define_job(values)
         define_model(values)
         define_together(values)
 
     usage = "usage: classify --workdir=W [--input=F] [--output=F]"
     values = parser.parse(arguments, define, usage=usage)
-    return ClassifyRequest(_required_workdir(values), _job(values), model_given(values))
+    return ClassifyRequest(required_workdir(values), job_given(values), model_given(values))
 
 
 def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
@@ -200,7 +204,7 @@ def parse_generate(arguments: Sequence[str]) -> GenerateRequest:
     values = parser.parse(arguments, define, usage=usage)
     _check_utf8("--prompt", values.prompt)
     return GenerateRequest(
-        workdir=_required_workdir(values),
+        workdir=required_workdir(values),
         prompt=values.prompt,
         count=values.count,
         decode=decode_given(values),
@@ -234,7 +238,7 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
             "(--help lists the flags)"
         )
     if kind != "metrics" or not folders:
-        folders = [*folders, _required_workdir(values)]
+        folders = [*folders, required_workdir(values)]
     elif values.workdir is not None:
         raise InputError(
             "plot metrics: name the folders one after another, or one by --workdir, not both."
@@ -249,7 +253,8 @@ def parse_plot(arguments: Sequence[str]) -> PlotRequest:
     )
 
 
-def _define_job(values: flags.FlagValues) -> None:
+def define_job(values: flags.FlagValues) -> None:
+    """Defines the flags of a job over lines."""
     flag = define_in(values)
     flag.string("workdir", None, "folder of the run")
     flag.string("input", None, "UTF-8 file, one text per line; default: standard input")
@@ -261,7 +266,7 @@ def _define_job(values: flags.FlagValues) -> None:
     flag.boolean("progress", None, progress)
 
 
-def _job(values: flags.FlagValues) -> LineJob:
+def job_given(values: flags.FlagValues) -> LineJob:
     """Returns the job. Raises InputError if a flag has no effect."""
     if values.restart and values.output in (None, "", "-"):
         raise InputError(
@@ -301,7 +306,8 @@ def _check_utf8(flag: str, text: str) -> None:
         raise InputError(f"{flag}: expected UTF-8, got {text!r}.") from error
 
 
-def _required_workdir(values: flags.FlagValues) -> Path:
+def required_workdir(values: flags.FlagValues) -> Path:
+    """Returns --workdir; raises InputError if it is not given."""
     if values.workdir is None:
         raise InputError(
             "--workdir: expected the folder of a run, got nothing; add --workdir=FOLDER."

@@ -48,6 +48,7 @@ class LineJob(NamedTuple):
     window: int = WINDOW
     restart: bool = False  # whether to discard partial output instead of resuming
     progress: bool | None = None  # None: only if standard error is a terminal
+    target: Path | None = None  # a second file, whose lines belong to those of `input`
 
 
 def run(
@@ -64,7 +65,7 @@ def run(
       InputError: a file cannot be read or written, or partial output of another job exists; or as
         `answer`.
     """
-    with LineReader(job.input) as reader, _open(job, reader, asked) as output:
+    with LineReader(job.input, job.target) as reader, _open(job, reader, asked) as output:
         with _Progress(job.progress, reader) as progress:
             for window in reader.windows(job.window):
                 output.write(answer(window), reader)

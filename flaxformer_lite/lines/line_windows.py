@@ -8,8 +8,9 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NamedTuple
+from typing import BinaryIO, ClassVar, NamedTuple, cast
 
+from flaxformer_lite.lines.paired_files import PairedFiles
 from flaxformer_lite.system.compressed import (
     CONVERT,
     UNREADABLE,
@@ -104,11 +105,17 @@ class LineReader:
     # the value of `done` before the first window
     START: ClassVar = {"lines": 0, "bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
-    def __init__(self, path: Path | None):
-        """Raises InputError if the file cannot be read."""
+    def __init__(self, path: Path | None, target: Path | None = None):
+        """Raises InputError if the file cannot be read.
+
+        `target`: a second file, read together with the first, see `PairedFiles`.
+        """
         self._path, self.name = path, str(path or "standard input")
         try:
-            self._file = open_bytes(path) if path else standard_input()
+            if path and target:
+                self._file: BinaryIO = cast(BinaryIO, PairedFiles(path, target))
+            else:
+                self._file = open_bytes(path) if path else standard_input()
         except UNREADABLE as error:
             raise self._unreadable(error) from error
         self.size, self.lines, self.bytes = _size(self._file), 0, 0

@@ -19,7 +19,8 @@ def split_rows(tree: Any, parts: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), tree)
 
 
-def _join_rows(x: jax.Array) -> jax.Array:
+def join_rows(x: jax.Array) -> jax.Array:
+    """Returns the array that `split_rows` has split."""
     return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
 
@@ -88,7 +89,7 @@ def _forward(
     totals, x_gradient = jax.lax.scan(one_part, zeros, inputs)
     if row_shards > 1:
         totals = jax.tree.map(lambda total_R: total_R.sum(axis=0), totals)
-    return totals[0], (_join_rows(x_gradient), totals[1])
+    return totals[0], (join_rows(x_gradient), totals[1])
 
 
 def _by_shard(gradient: Callable[..., Any], row_shards: int) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ ORDER = (
     ("cli", "__main__"),
     ("sweep", "exchange"),
     ("plotting", "train"),
-    ("evaluate", "evaluator", "translate", "classify", "generate"),
+    ("evaluate", "evaluator", "translate", "classify", "generate", "rescore"),
     ("trained",),
     ("training", "decoding", "lines"),
     ("data",),
@@ -41,6 +41,7 @@ DOORS = {
         "cli.sweep_flags",
         "cli.exchange_flags",
         "cli.init_flags",
+        "cli.rescore_flags",
     },
     "babel": {
         "data.cldr.date_families",
