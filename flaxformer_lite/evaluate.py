@@ -41,6 +41,7 @@ def evaluate_run(
     symbols: bool = False,
     groups: Sequence[str] | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
+    metric_files: Path | None = None,
 ) -> Evaluation:
     """Returns all metrics of a loaded model on a split; see `evaluate`.
 
@@ -48,7 +49,7 @@ def evaluate_run(
       files: for custom text, where the files of 'train', 'validation' or 'test' are now; they are
         known by their contents.
       references: texts by name, to compare translations with in place of the targets of the split.
-      bootstrap, seed, symbols, groups: as in `Evaluator.evaluate`.
+      bootstrap, seed, symbols, groups, metric_files: as in `Evaluator.evaluate`.
 
     Raises:
       InputError: the split does not exist; the numbers of its examples and of references differ;
@@ -104,6 +105,7 @@ def evaluate_run(
         seed=seed,
         symbols=symbols,
         groups=groups,
+        metric_files=metric_files,
     )
 
 

@@ -7,9 +7,11 @@ character of text. A classifier's predictions are counted in a confusion matrix.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
+import jax
 import numpy as np
 
 from flaxformer_lite import scoring, trained
@@ -17,12 +19,14 @@ from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.loader import stream
+from flaxformer_lite.data.sources.examples import Examples
 from flaxformer_lite.data.split import Split
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.decoding.compiled_decode import CompileWith
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import Params
+from flaxformer_lite.runs import multihost
 from flaxformer_lite.training import (
     ensemble_step,
     evaluations,
@@ -97,6 +101,7 @@ class Evaluator:
         seed: int = scoring.SEED,
         symbols: bool = False,
         groups: Sequence[str] | None = None,
+        metric_files: Path | None = None,
     ) -> Evaluation:
         """Evaluates parameters on a split.
 
@@ -113,6 +118,7 @@ class Evaluator:
             targets has other tokens.
           groups: the name of each translation's group, for scores by group; 'length': ranges of
             the reference's length.
+          metric_files: the folder of the files for `train.metric_command`; None: a temporary one.
         """
         sums = self._sum_over(split, params, "eval")
         values = metrics.divide(sums)
@@ -146,6 +152,8 @@ class Evaluator:
             values |= scores.values | by_kind(hypotheses, references, texts.kind)
         else:
             values |= scores.values
+        if self._config.train.metric_command is not None:
+            values |= self._external(texts, hypotheses, references, metric_files)
         too_long = sum(not self._fits(ids) for ids in sources[:count])
         notes = (
             run_report.signatures(scores),
@@ -165,6 +173,29 @@ class Evaluator:
         """Returns the confusion matrix of a classifier, as a table."""
         counts_CC = self._sum_over(split, params, "confusion")
         return run_report.confusion(np.asarray(counts_CC), self._label_names or ())
+
+    def _external(
+        self,
+        texts: Examples,
+        hypotheses: Sequence[str],
+        references: Sequence[Sequence[str]],
+        folder: Path | None,
+    ) -> dict[str, float]:
+        """Returns the number of `train.metric_command`, which runs in process 0, by its name."""
+        from flaxformer_lite.training import external_metric
+
+        value, alone = None, jax.process_count() == 1
+        if jax.process_index() == 0:
+            value = external_metric.measure(
+                self._config.train,
+                sources=list(texts.source or ())[: len(hypotheses)],
+                hypotheses=hypotheses,
+                references=references,
+                folder=folder,
+                # Several processes can only stop together, and only this one waits here.
+                while_waiting=self._between_batches if alone else lambda: None,
+            )
+        return {self._config.train.metric_name: multihost.gather(value)[0]}
 
     def _settings(self, symbols: bool) -> scoring.SettingsGiven:
         """Returns how translations are scored, by the config."""

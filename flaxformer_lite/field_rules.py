@@ -7,9 +7,10 @@ from flaxformer_lite.fields import ModelConfig
 # of sacreBLEU
 BLEU_TOKENIZERS = ("13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "flores200", "spm")
 ERROR_RATES = ("symbol_error_rate", "sequence_error_rate")  # in percent; see scores/symbols.py
+EXTERNAL = ("external_score", "external_error")  # of `train.metric_command`
 OF_TEXT = ("bits_per_byte", "bits_per_character", "nats_per_character")  # of language models
 # Metrics of an evaluation that are better if they are lower; all others are better if higher.
-LOWER_IS_BETTER = ("loss", "perplexity", *OF_TEXT, *ERROR_RATES)
+LOWER_IS_BETTER = ("loss", "perplexity", *OF_TEXT, *ERROR_RATES, "external_error")
 
 # Kinds of tokenizers: trained as SentencePiece models; with the symbols of all training texts,
 # counted; read from `data.tokenizer_file`.
@@ -43,7 +44,9 @@ CHOICES = {
     "train.best_metric": (
         *("loss", "accuracy", "exact_match", "bleu", "chrf", "bleu_tokenized"),
         *ERROR_RATES,
+        *EXTERNAL,
     ),
+    "train.metric_name": EXTERNAL,
     "decode.method": ("greedy", "sample", "beam", "mask_predict"),
     "decode.penalty": ("wu", "power"),
     "parallel.mode": ("mesh", "pmap"),
@@ -98,7 +101,7 @@ HIGHEST = {  # inclusive
 }
 POSITIVE = """
     model.norm_epsilon model.rope_base optim.learning_rate optim.eps optim.clip_norm
-    optim.skip_spikes decode.temperature decode.top_p
+    optim.skip_spikes train.metric_seconds decode.temperature decode.top_p
 """.split()
 BELOW_ONE = """
     model.dropout model.attention_dropout model.feed_forward_dropout model.embedding_dropout
@@ -149,7 +152,7 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
 # schedules 'linear', 'cosine' and 'wsd', which end at the new train.num_steps.
 RESUMED = """
     num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience
-    decode_examples profile
+    decode_examples profile metric_command metric_name metric_seconds
 """.split()
 # Fields of the model that make a training step random; inference ignores them.
 DROPOUTS = tuple(

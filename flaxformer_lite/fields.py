@@ -284,6 +284,13 @@ class TrainConfig:
     profile: bool = False
     # validation examples to translate at each evaluation; 0: none
     decode_examples: int = 200
+    # program and arguments that compute another metric of translations: it prints a number last;
+    # {hypotheses}, {references} and {sources} are files of a text a line; None: no such metric
+    metric_command: str | None = None
+    # name of its number in the log: 'external_score': higher is better; 'external_error': lower
+    metric_name: str = "external_score"
+    # seconds after which the program is killed
+    metric_seconds: float = 600.0
 
     @property
     def passes(self) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import time
 from pathlib import Path
 
@@ -305,7 +306,13 @@ def prepare(run: Run, start: Start, inherited: parent.Inherited) -> tuple[Traine
 
     def evaluate_state(done: int, state: TrainState) -> Evaluated:
         params, count = state.measured, config.train.decode_examples
-        result = evaluator.evaluate(params, mode.over_mesh(params), data.validation, decode=count)
+        result = evaluator.evaluate(
+            params,
+            mode.over_mesh(params),
+            data.validation,
+            decode=count,
+            metric_files=run.paths.samples / saved_evaluation.METRIC_FILES,
+        )
         remark = origin.Origin((done,), origin.default_kind(config)).remark
         return Evaluated(result.values, result.samples, remark)
 
@@ -346,7 +353,14 @@ def finish(trainer: Trainer, evaluator: Evaluator) -> None:
     test = multihost.together(lambda: run.interrupt.wait_for(Background.once(read_test)))
     run_report.say_left_out("test", test)
     run_report.say_unknown({"test": test}, trainer.data.tokenizer)
-    result = evaluator.evaluate(run.mode.put_state(params), params, test)
+    result = evaluator.evaluate(
+        run.mode.put_state(params),
+        params,
+        test,
+        metric_files=run.paths.samples / saved_evaluation.METRIC_FILES,
+    )
+    if run.scores and max(run.scores.values()) == -math.inf:
+        run_report.say(run_report.without_best(config))
     if jax.process_index() == 0:
         paths, writer = run.paths, trainer.writer
         paths.write_sample("test.txt", result.samples)

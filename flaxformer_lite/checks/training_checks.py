@@ -5,8 +5,9 @@ import math
 import re
 from collections.abc import Sequence, Set
 
+from flaxformer_lite.checks.metric_checks import check_metric_command
 from flaxformer_lite.checks.vocabularies import copied_from
-from flaxformer_lite.field_rules import CHOICES, DROPOUTS, ERROR_RATES
+from flaxformer_lite.field_rules import CHOICES, DROPOUTS, ERROR_RATES, EXTERNAL
 from flaxformer_lite.fields import Config, InitConfig, ModelConfig, TrainConfig
 from flaxformer_lite.system.errors import InputError
 
@@ -24,6 +25,7 @@ def check_training(config: Config, given: Set[str]) -> None:
         _check_average(config.train)
     _check_optim(config, given)
     _check_parallel(config)
+    check_metric_command(config, given)
     _check_best_metric(config)
     _check_init(config, given)
 
@@ -143,6 +145,16 @@ def _check_best_metric(config: Config) -> None:
         raise InputError(
             f"config.train.best_metric: {metric!r} needs translations, but "
             "train.decode_examples is 0; raise it, or choose 'loss' or 'accuracy'."
+        )
+    external = None if config.train.metric_command is None else config.train.metric_name
+    if metric in EXTERNAL and metric != external:
+        raise InputError(
+            f"config.train.best_metric: {metric!r} is the number of a program, and "
+            + (
+                "train.metric_command is unset; set that, or choose another metric."
+                if external is None
+                else f"train.metric_name={external!r}; set both to the same name."
+            )
         )
     if metric in ERROR_RATES and not config.data.has_symbols:
         name = "tokenizer" if config.data.target_tokenizer is None else "target_tokenizer"

@@ -149,6 +149,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         files=request.files,
         symbols=request.symbols,
         groups=groups,
+        metric_files=output / saved_evaluation.METRIC_FILES,
         **request.resampling,
     )
     intervals = measured.scores.intervals if measured.scores else None

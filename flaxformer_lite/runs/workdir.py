@@ -254,13 +254,14 @@ def _check_folder(path: Path) -> None:
 def same_result(path: Path, config: Config) -> bool:
     """Whether the test line of a finished run in `path` is still its result with `config`.
 
-    It is not if `train.average` or the decoding have changed. Every process must call this before
-    one of them saves the new config.
+    It is not if `train.average`, the external metric or the decoding have changed. Every process
+    must call this before one of them saves the new config.
     """
     if not Workdir(place(path)).config.exists():
         return False
     changed = [name for name, _, _ in config_lib.differences(read_config(path), config)]
-    return not any(name == "train.average" or name.startswith("decode.") for name in changed)
+    of_result = ("decode.", "train.average", "train.metric_command", "train.metric_name")
+    return not any(name.startswith(of_result) for name in changed)
 
 
 def create(path: Path, config: Config) -> Workdir:

@@ -7,6 +7,7 @@ from typing import Any
 
 from flaxformer_lite import scoring
 from flaxformer_lite.config import Config, target_language
+from flaxformer_lite.field_rules import EXTERNAL
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.training import checkpoint, metrics
@@ -58,9 +59,11 @@ def decoding_settings(config: Config) -> dict[str, Any]:
     if config.train.best_metric in ("loss", "accuracy"):
         return {}
     of_bleu = {"data.bleu_tokenizer": bleu_tokenizer(config)}
+    of_program = {"train.metric_command": config.train.metric_command}
     decode = json.loads(json.dumps(dataclasses.asdict(config.decode)))  # as checkpoints record it
     return {f"decode.{name}": value for name, value in decode.items()} | {
         "decode.tokens_per_batch": None,
         "train.decode_examples": config.train.decode_examples,
         **(of_bleu if config.train.best_metric == "bleu" else {}),
+        **(of_program if config.train.best_metric in EXTERNAL else {}),
     }

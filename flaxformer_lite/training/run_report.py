@@ -18,7 +18,7 @@ from flaxformer_lite.data.split import Split
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokenizer_of
-from flaxformer_lite.field_rules import ERROR_RATES, SUBWORDS
+from flaxformer_lite.field_rules import ERROR_RATES, EXTERNAL, SUBWORDS
 from flaxformer_lite.fields import BOS, UNK
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.runs import metrics_log
@@ -273,6 +273,14 @@ def signatures(scores: Scores) -> str:
     )
 
 
+def without_best(config: Config) -> str:
+    """Returns a line on a run whose evaluations all lack the metric of the best checkpoint."""
+    return (
+        f"warning: no evaluation has the value of train.best_metric={config.train.best_metric!r}, "
+        "so the newest checkpoint is used as the best"
+    )
+
+
 def untranslated(too_long: int, count: int, longest: int) -> str:
     """Returns a line on the sources that are too long for the model; '' if there are none."""
     if not too_long:
@@ -287,8 +295,10 @@ def untranslated(too_long: int, count: int, longest: int) -> str:
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return "-"
+    if math.isnan(value) and name in (*ERROR_RATES, *EXTERNAL):
+        return "-"
     if name in ERROR_RATES:
-        return "-" if math.isnan(value) else f"{value:.2f} %"
+        return f"{value:.2f} %"
     return (
         f"{100 * value:.2f} %"
         if name.startswith(("accuracy", "exact_match", "length_accuracy"))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flaxformer_lite import scoring
-from flaxformer_lite.config import Config, DecodeConfig
+from flaxformer_lite.config import Config, DecodeConfig, TrainConfig
 from flaxformer_lite.scores.groups import GroupScores, macro_mean
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.system.errors import InputError
@@ -16,6 +16,7 @@ from flaxformer_lite.system.storage import absolute, make_folder, why_unwritable
 from flaxformer_lite.training.origin import Origin
 
 SCORES = ".scores.json"  # the suffix of files of scores
+METRIC_FILES = "metric_command"  # the folder of the files for `train.metric_command`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,7 @@ def save(
         "split": split,
         **_facts_of_origin(origin),
         "decode": dataclasses.asdict(config.decode),
+        **_facts_of_program(config.train),
         **_facts_of_scores(evaluation.values, evaluation.scores),
         **_facts_of_groups(evaluation.groups),
     }
@@ -129,6 +131,11 @@ def _facts_of_origin(origin: Origin) -> dict[str, object]:
         "parameters": origin.kind,
         "ensemble": list(origin.others),
     }
+
+
+def _facts_of_program(train: TrainConfig) -> dict[str, object]:
+    command = train.metric_command
+    return {} if command is None else {"metric_command": command}
 
 
 def _facts_of_scores(values: Mapping[str, float], scores: Scores) -> dict[str, object]:

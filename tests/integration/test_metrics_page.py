@@ -8,11 +8,11 @@ import pytest
 
 from flaxformer_lite.config import default_config, resolve, with_vocabulary
 from flaxformer_lite.data.batches import loader
-from flaxformer_lite.field_rules import ERROR_RATES
+from flaxformer_lite.field_rules import ERROR_RATES, EXTERNAL
 from flaxformer_lite.training import step
 
 # Keys that need another config than those of the runs below.
-OF_OTHER_CONFIGS = {"bleu_tokenized", "length_loss", "length_accuracy", *ERROR_RATES}
+OF_OTHER_CONFIGS = {"bleu_tokenized", "length_loss", "length_accuracy", *ERROR_RATES, *EXTERNAL}
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from flaxformer_lite.config import (
     with_classes,
     with_vocabulary,
 )
-from flaxformer_lite.field_rules import ERROR_RATES
+from flaxformer_lite.field_rules import ERROR_RATES, EXTERNAL
 from flaxformer_lite.model.parameters import shapes as param_shapes
 from flaxformer_lite.model.transformer import build_model
 from flaxformer_lite.system.errors import InputError
@@ -63,6 +63,7 @@ OPTIONAL = {
     "train.average": "last:2",
     "train.ema_decay": 0.99,
     "train.patience": 3,
+    "train.metric_command": "a {hypotheses}",
     "decode.top_k": 7,
     "decode.top_p": 0.9,
     "decode.no_repeat_ngram": 3,
@@ -87,6 +88,9 @@ def in_effect(name, value):
         fields["data.pretokenized"] = True
     if value in ERROR_RATES:
         fields |= SYMBOLS
+    if value in EXTERNAL or name.startswith("train.metric_"):
+        fields = {"train.metric_command": "a {hypotheses}"} | fields
+        fields |= {"train.metric_name": value} if value in EXTERNAL else {}
     if name in config_lib.READ_IF:
         other, wanted = config_lib.READ_IF[name]
         fields[other] = wanted[0]
@@ -686,6 +690,8 @@ def test_a_metric_of_translations_is_refused_if_the_model_makes_none(metric, arc
     )
     if metric in ERROR_RATES:
         fields["data"] |= {"tokenizer": "spaces", "vocab_size": None}
+    if metric in EXTERNAL and architecture == "encoder_decoder":
+        fields["train"] |= {"metric_command": "a {hypotheses}", "metric_name": metric}
     if architecture == "encoder_decoder" or metric in ("loss", "accuracy"):
         assert resolve(fields).train.best_metric == metric
     else:
@@ -813,7 +819,7 @@ def test_on_resume_only_these_fields_may_differ():
     free = {f"{s}.{f}" for s, f in FIELDS if f"{s}.{f}".startswith(MAY_DIFFER_ON_RESUME)}
     train = (
         "num_steps log_every eval_every checkpoint_every keep_newest keep_best average patience "
-        "decode_examples profile"
+        "decode_examples profile metric_command metric_name metric_seconds"
     )
     expected = {f"train.{name}" for name in train.split()} | {
         f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")
