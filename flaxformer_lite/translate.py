@@ -13,18 +13,37 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
 from flaxformer_lite import trained
 from flaxformer_lite.lines import chunks
 from flaxformer_lite.lines.line_windows import WINDOW, Answer, Window
+from flaxformer_lite.scores.word_links import line_of
 from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
 
+if TYPE_CHECKING:
+    from flaxformer_lite.alignments import Aligner
+
 LONG = ("refuse", "split")  # the treatments of a text that is too long for the model
 CHUNK_STRIDE = 1_000_003  # chunk k of text n is sampled with the number n + k * CHUNK_STRIDE
+
+
+class ReadingOptions(TypedDict, total=False):
+    """Keyword arguments that choose the attention weights of an alignment."""
+
+    layer: int | None
+    head: int | None
+    shift: str | None
+
+
+def aligner_of(run: trained.Trained, **reading: Unpack[ReadingOptions]) -> "Aligner":
+    """Returns the aligner of a run; raises InputError as `alignments.Aligner`."""
+    from flaxformer_lite import alignments  # only translations with alignments need it
+
+    return alignments.Aligner(run, alignments.reading_of(run.config, **reading))
 
 
 class Translator:
@@ -57,6 +76,23 @@ class Translator:
         """
         rows = self._decoder(self.run.params, sources, prefixes=prefixes, numbers=numbers)
         return self.run.tokenizer.decode(rows)
+
+    def aligned(
+        self, texts: Sequence[str], **reading: Unpack[ReadingOptions]
+    ) -> list[tuple[str, list[tuple[int, int]]]]:
+        """Returns a translation of each text with its links, (source word, target word) from 0.
+
+        Args:
+          reading: `layer`, `head` and `shift`: the weights that are the alignment, see
+            `alignments.reading_of`.
+
+        Raises:
+          InputError: see `__call__`, `alignments.Aligner` and `alignments.reading_of`.
+        """
+        texts = given.texts(texts)
+        aligner = aligner_of(self.run, **reading)
+        translations = self(texts)
+        return list(zip(translations, aligner.of_translations(texts, translations), strict=True))
 
     def stream(
         self, texts: Iterable[str], *, long: str = "refuse", window: int = WINDOW
@@ -130,7 +166,8 @@ class Translator:
 class LineTranslator:
     """Returns the output lines of the command for a window of input lines.
 
-    A translation of each line, or its n best with their numbers and scores.
+    A translation of each line, on request with its alignment; or its n best with their numbers and
+    scores.
     """
 
     def __init__(
@@ -140,8 +177,16 @@ class LineTranslator:
         prefix: str | None = None,
         n_best: int | None = None,
         long: str = "refuse",
+        alignments: ReadingOptions | None = None,
     ):
-        """Raises InputError if the prefix is too long, or if options exclude each other."""
+        """
+        Args:
+          alignments: the weights that are the alignment, see `alignments.reading_of`, which is
+            added to each line after a tab; None: no alignment.
+
+        Raises:
+          InputError: the prefix is too long, or options exclude each other.
+        """
         self._translator, self._run = translator, translator.run
         self._n_best, self._long = n_best, long
         if long not in LONG:
@@ -154,6 +199,12 @@ class LineTranslator:
             raise InputError(
                 "--long=split: applies only to one translation a line; leave out --n_best."
             )
+        if alignments is not None and (n_best or long == "split"):
+            raise InputError(
+                f"--{'n_best' if n_best else 'long=split'}: --alignments applies to one "
+                "translation of a whole line; leave one of the two out."
+            )
+        self._aligner = None if alignments is None else aligner_of(self._run, **alignments)
         if n_best:
             translator.n_best([], n_best)  # raises if the number is too large
         self._prefix = None
@@ -184,6 +235,9 @@ class LineTranslator:
             chunks.join(list(itertools.islice(translated, len(line))), line)
             for line in chunks_of_lines
         ]
+        if self._aligner is not None:
+            links = self._aligner.of_translations(window.lines, lines)
+            lines = [f"{line}\t{line_of(each)}" for line, each in zip(lines, links, strict=True)]
         return Answer(lines, sum(len(line) > 1 for line in chunks_of_lines))
 
     def _n_best_lines(self, window: Window, n: int) -> list[str]:

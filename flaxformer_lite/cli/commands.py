@@ -24,7 +24,7 @@ USAGE = """usage: flaxformer-lite COMMAND --flag=value ...    (COMMAND --help li
   train         train a config, or resume the run in a workdir
   plan          estimate the time and memory of a config on devices that are not here
   evaluate      compute the metrics of a run on a split
-  score         score files of translations against reference files
+  score         score files of translations, or of alignments, against reference files
   translate     translate lines of text
   rescore       score given texts: log-probabilities, perplexity, surprisal
   classify      classify lines of text
@@ -172,7 +172,10 @@ def score(arguments: Sequence[str]) -> int:
     runtime.start()
     from flaxformer_lite.cli import score_files
 
-    score_files.print_scores(request)
+    if isinstance(request, score_flags.AlignmentRequest):
+        score_files.print_alignment_scores(request)
+    else:
+        score_files.print_scores(request)
     return 0
 
 

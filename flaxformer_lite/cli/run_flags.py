@@ -51,7 +51,7 @@ class TranslateRequest(NamedTuple):
 
     workdir: Path
     job: LineJob
-    lines: dict[str, Any]  # `prefix`, `n_best` and `long`
+    lines: dict[str, Any]  # `prefix`, `n_best` and `long`; `alignments` if they are wanted
     decode: dict[str, Any]  # fields of DecodeConfig that are given
     model: dict[str, Any]  # `average`, `parameters` and `ensemble`, if they are given
 
@@ -146,6 +146,14 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flag.integer("n_best", None, n_best, lower_bound=1)
         long = "lines that are too long for the model: refuse, or split into segments"
         flag.enum("long", "refuse", ["refuse", "split"], long)
+        alignments = "add the alignment after a tab: links 0-0 1-2 of source and target words"
+        flag.boolean("alignments", False, alignments)
+        layer = "--alignments: layer of the decoder, from 0; default: the mean of all layers"
+        flag.integer("alignment_layer", None, layer)
+        head = "--alignments: head of this layer, from 0; default: the mean of all heads"
+        flag.integer("alignment_head", None, head)
+        shift = "--alignments: step of a token: it predicts the token, or has it as its input"
+        flag.enum("alignment_shift", None, ["output", "input"], shift)
         flag.string("workers", None, "removed; set JAX_NUM_CPU_DEVICES instead")
         define_decode(values)
         define_model(values)
@@ -162,6 +170,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
             "the lines."
         )
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
+    lines |= _alignments_given(values)
     return TranslateRequest(
         required_workdir(values),
         job_given(values),
@@ -169,6 +178,21 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         decode_given(values),
         model_given(values),
     )
+
+
+def _alignments_given(values: flags.FlagValues) -> dict[str, Any]:
+    """Returns the argument `alignments` of `LineTranslator`, if the flag is given.
+
+    Raises:
+      InputError: a flag about alignments has no effect.
+    """
+    names = {f"alignment_{name}": name for name in ("layer", "head", "shift")}
+    found = {name: values[flag].value for flag, name in names.items() if values[flag].present}
+    if found and not values.alignments:
+        raise InputError(
+            f"--alignment_{next(iter(found))}: requires --alignments, which it is about; add that."
+        )
+    return {"alignments": found} if values.alignments else {}
 
 
 def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:

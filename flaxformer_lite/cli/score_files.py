@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flaxformer_lite import scoring
-from flaxformer_lite.cli.score_flags import ScoreRequest
+from flaxformer_lite.cli.score_flags import AlignmentRequest, ScoreRequest
 from flaxformer_lite.lines import whole_files
+from flaxformer_lite.scores import alignment_error, word_links
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import run_report
@@ -143,3 +144,31 @@ def read_groups(groups: Path | str | None) -> list[str] | str | None:
     if isinstance(groups, Path):
         return whole_files.read_lines(groups, flag="--groups")
     return groups
+
+
+def print_alignment_scores(request: AlignmentRequest) -> None:
+    """Prints AER, precision and recall of a file of alignments.
+
+    Raises:
+      InputError: a file cannot be read, a line is malformed, or the numbers of lines differ.
+    """
+    named = {
+        "--alignments": request.alignments,
+        "--reference_alignments": request.references,
+    }
+    lines = {
+        f"{flag}={path}": whole_files.read_lines(path, flag=flag) for flag, path in named.items()
+    }
+    scoring.check_counts({name: len(each) for name, each in lines.items()})
+    hypotheses, references = lines.values()
+    found = alignment_error.alignment_scores(
+        word_links.all_links(hypotheses, name=str(request.alignments)),
+        word_links.references(references, name=str(request.references)),
+    )
+    print(
+        f"{request.alignments}, {len(hypotheses):,} lines, {found.links:,} links, against "
+        f"{request.references}, {found.sure:,} sure links and {found.possible:,} possible ones"
+    )
+    for name in ("aer", "precision", "recall"):
+        value = getattr(found, name)
+        print(f"{name:<10} {'none' if value is None else f'{100 * value:6.2f} %'}")

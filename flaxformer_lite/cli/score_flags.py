@@ -31,7 +31,14 @@ class ScoreRequest(NamedTuple):
     segments: Path | None = None  # the file for the scores of each line
 
 
-def parse_score(arguments: Sequence[str]) -> ScoreRequest:
+class AlignmentRequest(NamedTuple):
+    """Arguments of `score` for alignments in place of translations."""
+
+    alignments: Path
+    references: Path
+
+
+def parse_score(arguments: Sequence[str]) -> ScoreRequest | AlignmentRequest:
     """Parses the flags of `score`.
 
     Raises:
@@ -53,13 +60,19 @@ def parse_score(arguments: Sequence[str]) -> ScoreRequest:
         flag.string("baseline", None, "file of another system's translations, to compare with")
         flag.string("segments", None, "file to write the scores of each line to, as JSON Lines")
         define_comparison(values)
+        flag.string("alignments", None, "file of word alignments, 0-0 1-2 and so on, one per line")
+        reference = "file of reference alignments; 0p1 or 0:1 is a possible link"
+        flag.string("reference_alignments", None, reference)
 
     usage = (
         "usage: score --hypotheses=H1[,H2,...] --references=R1[,R2,...] [--language=zh]\n"
         "       [--tokenize=zh] [--tokenized] [--lowercase] [--ter] [--symbols]\n"
-        "       [--groups=F|length] [--segments=F] [--bootstrap=1000 [--baseline=H]]"
+        "       [--groups=F|length] [--segments=F] [--bootstrap=1000 [--baseline=H]]\n"
+        "       score --alignments=H --reference_alignments=R"
     )
     values = parser.parse(arguments, define, usage=usage)
+    if values.alignments is not None or values.reference_alignments is not None:
+        return _alignments_given(values)
     for name, expected in (
         ("hypotheses", "the file of translations"),
         ("references", "the files to compare with"),
@@ -100,6 +113,22 @@ def _segments(values: flags.FlagValues) -> Path | None:
             f"{values.segments or 'nothing'!r}; standard output has the table; add --segments=FILE."
         )
     return place_or_none(values.segments)
+
+
+def _alignments_given(values: flags.FlagValues) -> AlignmentRequest:
+    """Returns the arguments for alignments; raises InputError if another flag is given."""
+    own = ("alignments", "reference_alignments")
+    for name in own:
+        if not values[name].value:
+            raise InputError(
+                f"--{name}: expected a file of links 0-0 1-2, got nothing; add --{name}=FILE."
+            )
+    for name in values:
+        if name not in own and values[name].present:
+            raise InputError(
+                f"--{name}: applies to translations, not to --alignments; leave one of the two out."
+            )
+    return AlignmentRequest(place(values.alignments), place(values.reference_alignments))
 
 
 def define_comparison(values: flags.FlagValues) -> None:

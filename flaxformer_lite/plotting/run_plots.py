@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from flax import traverse_util
 
 from flaxformer_lite import trained
 from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.decoding import cross_attention
 from flaxformer_lite.fields import BOS, EOS
 from flaxformer_lite.model import positions as schemes
 from flaxformer_lite.model import transformer
@@ -41,8 +41,6 @@ def attention_maps(run: trained.Trained, text: str) -> list[attention_page.Atten
     (ids,) = run.encode([text])
     if not len(ids):
         raise InputError("--text: expected a text with at least one token, got none.")
-    # Only the reference backend returns weights; all backends compute the same.
-    model = transformer.build_model(dataclasses.replace(run.config.model, backend="reference"))
     architecture = run.config.model.architecture
     source = [*([BOS] if architecture == "encoder_classifier" else []), *ids, EOS]
     encoded = source
@@ -57,28 +55,20 @@ def attention_maps(run: trained.Trained, text: str) -> list[attention_page.Atten
         inputs = [source if architecture == "encoder_classifier" else [BOS, *ids]]
         predicted = source
     arrays = [jnp.array([row], jnp.int32) for row in inputs]
-    _, kept = model.apply({"params": run.params}, *arrays, mutable=["intermediates"])
+    weights = cross_attention.attention_weights(run.config.model, run.params, *arrays)
     read, predicted = (run.tokenizer.pieces(row, side="target") for row in (inputs[-1], predicted))
     source, encoded = (run.tokenizer.pieces(row) for row in (source, encoded))
-    kinds = {
-        "encoder self-attention": (r"encoder.*self_attention", encoded, encoded),
-        "decoder self-attention": (r"decoder.*self_attention", predicted, read),
-        "cross-attention": (r"decoder.*cross_attention", predicted, source),
+    tokens = {
+        "encoder self-attention": (encoded, encoded),
+        "decoder self-attention": (predicted, read),
+        "cross-attention": (predicted, source),
     }
-    leaves = jax.tree_util.tree_leaves_with_path(kept)
-    weights = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-    maps = []
-    for name, (pattern, queries, keys) in kinds.items():
-        paths = sorted((path for path in weights if re.search(pattern, path)), key=_layer)
-        if paths:
-            weights_NHTS = np.stack([weights[path][0] for path in paths])
-            maps.append(attention_page.AttentionMap(name, queries, keys, weights_NHTS))
-    return maps
-
-
-def _layer(path: str) -> int:
-    (number,) = re.findall(r"layers_(\d+)", path)
-    return int(number)
+    return [
+        attention_page.AttentionMap(
+            name, *tokens[name], np.stack([each_BHTS[0] for each_BHTS in layers])
+        )
+        for name, layers in weights.items()
+    ]
 
 
 def attention(workdir: Path, text: str, output: Path) -> list[Path]:

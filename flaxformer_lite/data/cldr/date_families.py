@@ -30,19 +30,23 @@ COMPOUND_LIMITS = {
 }
 
 
-def _date(style: str, moment: datetime.datetime, locale: Locale) -> str:
+def render_date(style: str, moment: datetime.datetime, locale: Locale) -> str:
+    """Returns the day in a date style of the locale: full, long, medium or short."""
     return locale.date_formats[style].apply(moment, locale)
 
 
-def _time(style: str, moment: datetime.datetime, locale: Locale) -> str:
+def render_time(style: str, moment: datetime.datetime, locale: Locale) -> str:
+    """Returns the time of day in a time style of the locale."""
     return locale.time_formats[style].apply(moment, locale)
 
 
-def _skeleton(fields: str, moment: datetime.datetime, locale: Locale) -> str:
+def render_skeleton(fields: str, moment: datetime.datetime, locale: Locale) -> str:
+    """Returns a moment in the locale's pattern with these fields, such as 'Bhm'."""
     return locale.datetime_skeletons[fields].apply(moment, locale)
 
 
-def _joined(date: Style, time: Style, moment: datetime.datetime, locale: Locale) -> str:
+def render_joined(date: Style, time: Style, moment: datetime.datetime, locale: Locale) -> str:
+    """Returns a date and a time in the locale's pattern that joins them."""
     pattern = locale.datetime_formats["full"].replace("'", "")
     return pattern.replace("{0}", time(moment, locale)).replace("{1}", date(moment, locale))
 
@@ -55,7 +59,7 @@ def _sample_moment(rng: random.Random) -> datetime.datetime:
 
 def dates(source: Locale, target: Locale) -> list[Family]:
     """Returns the family of days from 1950 to 2049, in the four date styles of a locale."""
-    styles = [partial(_date, style) for style in ("full", "long", "medium", "short")]
+    styles = [partial(render_date, style) for style in ("full", "long", "medium", "short")]
     return [(_sample_moment, styles)]
 
 
@@ -65,17 +69,17 @@ def times(source: Locale, target: Locale) -> list[Family]:
     The styles are with and without seconds, with words such as 'in the morning', and after a
     weekday.
     """
-    styles = [partial(_time, style) for style in ("short", "medium")]
-    styles += [partial(_skeleton, fields) for fields in ("Bhm", "EBhm", "EHm")]
+    styles = [partial(render_time, style) for style in ("short", "medium")]
+    styles += [partial(render_skeleton, fields) for fields in ("Bhm", "EBhm", "EHm")]
     return [(_sample_moment, styles)]
 
 
 def dates_with_time(source: Locale, target: Locale) -> list[Family]:
     """Returns the family of phrases with a weekday, a date and a time of day."""
-    full, brief = partial(_date, "full"), partial(_skeleton, "yMMMEd")
-    minutes, seconds = partial(_time, "short"), partial(_time, "medium")
+    full, brief = partial(render_date, "full"), partial(render_skeleton, "yMMMEd")
+    minutes, seconds = partial(render_time, "short"), partial(render_time, "medium")
     parts = ((full, minutes), (full, seconds), (brief, minutes))
-    return [(_sample_moment, [partial(_joined, *pair) for pair in parts])]
+    return [(_sample_moment, [partial(render_joined, *pair) for pair in parts])]
 
 
 @cache

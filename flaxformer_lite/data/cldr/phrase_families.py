@@ -69,8 +69,9 @@ def phrases(source: str, target: str, *, per_kind: int = 10_400) -> list[Phrase]
     for kind, families in KINDS.items():
         rng = random.Random(f"{VERSION} {source}-{target} {kind}")
         found: dict[str, Phrase] = {}
-        samples = _sample_pairs(rng, families(*locales), *locales)
-        for text, translation in itertools.islice(samples, 20 * per_kind):
+        samples = sample_styles(rng, families(*locales), *locales)
+        for value, style, text in itertools.islice(samples, 20 * per_kind):
+            translation = style(value, locales[1])
             if text and translation and text not in seen:
                 found.setdefault(text, Phrase(kind, text, translation))
             if len(found) == per_kind:
@@ -110,10 +111,13 @@ def parse_locales(source: str, target: str) -> tuple[Locale, Locale]:
     return Locale.parse(source), Locale.parse(target)
 
 
-def _sample_pairs(
+def sample_styles(
     rng: random.Random, families: Iterable[Family], source: Locale, target: Locale
-) -> Iterator[tuple[str, str]]:
-    """Yields source and target texts without end; none if the CLDR has no data for any style."""
+) -> Iterator[tuple[Any, Style, str]]:
+    """Yields values with a style and the source text; none if the CLDR has no data for any style.
+
+    The style is the first in the family's list with this source text.
+    """
     families = [
         (sample, usable)
         for sample, styles in families
@@ -121,7 +125,9 @@ def _sample_pairs(
     ]
     while families:
         sample, styles = rng.choice(families)
-        yield render_pair(sample(rng), styles, rng.randrange(len(styles)), source, target)
+        value = sample(rng)
+        text, style = _first_equal(value, styles, rng.randrange(len(styles)), source)
+        yield value, style, text
 
 
 def usable_styles(sample: Sampler, styles: Sequence[Style], *locales: Locale) -> list[Style]:
@@ -139,6 +145,15 @@ def render_pair(
     value: Any, styles: Sequence[Style], pick: int, source: Locale, target: Locale
 ) -> tuple[str, str]:
     """Returns source and target of `value` in style `pick`, or in the first equal in the source."""
+    text, style = _first_equal(value, styles, pick, source)
+    return text, style(value, target)
+
+
+def _first_equal(
+    value: Any, styles: Sequence[Style], pick: int, source: Locale
+) -> tuple[str, Style]:
+    """Returns the source text of `value` in style `pick`, and the first style with this text."""
     text = styles[pick](value, source)
-    first = next((style for style in styles[:pick] if style(value, source) == text), styles[pick])
-    return text, first(value, target)
+    return text, next(
+        (style for style in styles[:pick] if style(value, source) == text), styles[pick]
+    )
