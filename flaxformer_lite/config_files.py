@@ -80,7 +80,7 @@ def load_config(file: Path) -> config_dict.ConfigDict:
 def find_beside(config: config_dict.ConfigDict, folder: Path) -> None:
     """Changes relative paths of data files that exist only relative to `folder`, of the config."""
     data = config.get("data", {})
-    for field in ("train_files", "validation_files", "test_files"):
+    for field in ("train_files", "validation_files", "test_files", "train_alignments"):
         paths = data.get(field) or ()
         if isinstance(paths, tuple) and all(isinstance(path, str) for path in paths):
             found = tuple(map(functools.partial(_here_or_in, folder), paths))

@@ -71,6 +71,7 @@ AT_LEAST_ONE = """
     decode.tokens_per_batch
 """.split()
 AT_LEAST_ZERO = """
+    train.alignment_layer train.alignment_head
     train.keep_best train.decode_examples decode.max_extra_length decode.min_length
     data.seed train.seed decode.seed optim.nan_tolerance
 """.split()
@@ -86,6 +87,7 @@ LOWEST = {
     "decode.alpha": 0.0,
     "train.r_drop": 0.0,
     "train.z_loss": 0.0,
+    "train.guided_alignment": 0.0,
     "init.new_bias": -100.0,
     "optim.weight_decay": 0.0,
 }
@@ -94,6 +96,7 @@ HIGHEST = {  # inclusive
     "decode.alpha": 10.0,  # the length penalty of 7,000 tokens still fits in a float32
     "train.r_drop": 100.0,
     "train.z_loss": 1.0,
+    "train.guided_alignment": 100.0,
     "data.character_coverage": 1.0,
     "init.new_bias": 0.0,
     **dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20),
@@ -178,6 +181,7 @@ MAY_DIFFER_ON_RESUME = (
     "data.train_files",  # files are known by their contents
     "data.validation_files",
     "data.test_files",
+    "data.train_alignments",
     "data.tokenizer_file",  # as is a tokenizer
     "data.target_tokenizer_file",
     "init.run",  # and a parent

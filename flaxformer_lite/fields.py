@@ -114,6 +114,8 @@ class DataConfig:
     validation_files: tuple[str, ...] = ()
     # files of the test split, as train_files
     test_files: tuple[str, ...] = ()
+    # for train.guided_alignment: word alignments of train_files, '0-0 1-2' a line; globs allowed
+    train_alignments: tuple[str, ...] = ()
     # custom text, malformed lines: 'refuse' the dataset, or 'drop' their examples
     faults: str = "refuse"
     # custom text: a line of more bytes is malformed
@@ -260,6 +262,13 @@ class TrainConfig:
     # weight of log(Z)^2 of each label, Z: the softmax's denominator (Chowdhery 2022, section 5:
     # 1e-4); 0: none
     z_loss: float = 0.0
+    # weight of the loss that guides a head of cross-attention to word alignments (Garg 2019,
+    # section 4.2: 0.05); 0: none
+    guided_alignment: float = 0.0
+    # this head's layer of the decoder, from 0; None: the one before the last (Garg 2019, 4.1)
+    alignment_layer: int | None = None
+    # its number in the layer, from 0
+    alignment_head: int = 0
     # seed of initialisation and dropout
     seed: int = 0
     # steps between lines of metrics.jsonl
@@ -291,6 +300,11 @@ class TrainConfig:
     metric_name: str = "external_score"
     # seconds after which the program is killed
     metric_seconds: float = 600.0
+
+    def guided_layer(self, model: ModelConfig) -> int:
+        """Returns the layer of the head that `guided_alignment` acts on."""
+        before_last = max(0, model.num_decoder_layers - 2)
+        return before_last if self.alignment_layer is None else self.alignment_layer
 
     @property
     def passes(self) -> int:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence, Set
 
+from flaxformer_lite.checks.alignment_checks import check_alignments
 from flaxformer_lite.checks.metric_checks import check_metric_command
 from flaxformer_lite.checks.vocabularies import copied_from
 from flaxformer_lite.field_rules import CHOICES, DROPOUTS, ERROR_RATES, EXTERNAL
@@ -21,6 +22,7 @@ def check_training(config: Config, given: Set[str]) -> None:
       given: 'section.field' of each field that differs from its default, or was given.
     """
     _check_regularization(config)
+    check_alignments(config, given)
     if config.train.average is not None:
         _check_average(config.train)
     _check_optim(config, given)

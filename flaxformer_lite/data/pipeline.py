@@ -147,6 +147,7 @@ def _own_text(
         header=data.header,
         quoted=data.quoted,
         whole_files=data.whole_files,
+        alignments={"train": data.train_alignments} if data.train_alignments else {},
         beside=beside and absolute(beside),
     )
 
@@ -203,7 +204,7 @@ def stored_split(dataset: Dataset, name: str, tokens: AnyTokenizer, config: Conf
     Raises:
       InputError: no example of the split fits the batches.
     """
-    reader = dataset.reader(name)
+    reader = dataset.reader(name, alignments=config.train.guided_alignment > 0)
     examples = _stored(reader, tokens, config)
     lengths, sampler = examples.lengths(), None
     if config.data.subword_sampling:

@@ -71,6 +71,7 @@ class MultiHeadAttention(nn.Module):
     With `num_kv_heads` G < H, each head of keys and values serves H / G heads of queries
     (grouped-query, Ainslie 2023; G = 1 is multi-query, Shazeer 2019). The weights are sown as
     ('intermediates', 'attention_weights'): `apply(..., mutable=['intermediates'])` returns them.
+    ('projections', 'query_and_key') has what the scores are computed from, with every backend.
     """
 
     config: ModelConfig
@@ -128,6 +129,8 @@ class MultiHeadAttention(nn.Module):
             if self.config.position == "relative":
                 bias = self.relative.score_bias()
         key_BSGK, value_BSGK = keys_values.projected()
+        if not self.is_initializing():
+            self.sow("projections", "query_and_key", (query_BTHK, key_BSGK))
         reason = self._needs_weights(deterministic)
         backend = backends.choose(
             self.config.backend, query_BTHK, key_BSGK, mask, bias, reference_only=reason

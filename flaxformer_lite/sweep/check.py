@@ -63,7 +63,7 @@ def step_error(config: Config) -> str | None:
         train_step, initial_state = step_lib.of_config(config)
         state = jax.eval_shape(initial_state)
         longest = loader.possible_shapes(config)[-1]
-        jax.eval_shape(train_step, state, loader.batch_struct(config, *longest))
+        jax.eval_shape(train_step, state, loader.batch_struct(config, *longest, train=True))
     except (ValueError, TypeError) as error:
         return ([*str(error).strip().splitlines(), type(error).__name__])[0]
     return None

@@ -49,7 +49,7 @@ class CompiledSteps:
     def start(self, shape: Shape) -> Future[Any]:
         """Queues the compilation for a shape, unless it is queued or done; returns its future."""
         if shape not in self._of_shape:
-            struct = loader.batch_struct(self._config, *shape)
+            struct = loader.batch_struct(self._config, *shape, train=True)
             compile_step = functools.partial(
                 self._mode.compile, self._step, self._state, struct, donate=True
             )

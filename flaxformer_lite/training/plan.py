@@ -157,7 +157,7 @@ def train_step(config: Config, target: Target, rows: int, length: int) -> Plan:
     )
     state = jax.eval_shape(initial_state)
     sharding.check(state.params, mesh)
-    batch = loader.batch_struct(config, rows, length)
+    batch = loader.batch_struct(config, rows, length, train=True)
     work = flops.train_step(config, rows, length) / mesh.size
     return _planned(
         lambda: mode.compile(step, state, batch, donate=True), target, rows, length, work

@@ -18,6 +18,7 @@ from flaxformer_lite.config import Config
 from flaxformer_lite.model import embeddings, parameters, transformer
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import (
+    guided_alignment,
     loss_in_parts,
     losses,
     metrics,
@@ -63,6 +64,7 @@ def of_config(
         label_smoothing=train.label_smoothing,
         r_drop_weight=train.r_drop,
         z_loss_weight=train.z_loss,
+        guided=guided_alignment.of_config(config),
         ema_decay=train.ema_decay,
         microbatches=config.optim.accumulate_steps,
         axis_name=axis_name,
@@ -99,8 +101,8 @@ def train_step(
         the optimizer: `trained` has None in their place.
       ema_decay: decay of the moving average; None if the state has none.
       axis_name: the mapped axis that the batch is split over, under `pmap` and `shard_map`.
-      options: `label_smoothing`, `r_drop_weight`, `z_loss_weight`, `microbatches` and `row_shards`,
-        as in `gradient_sums`.
+      options: `label_smoothing`, `r_drop_weight`, `z_loss_weight`, `guided`, `microbatches` and
+        `row_shards`, as in `gradient_sums`.
 
     Returns:
       The next state, and sums with `loss`, `accuracy` and `grad_norm` (before clipping); and
@@ -182,6 +184,7 @@ def loss_sums(
     label_smoothing: float = 0.0,
     r_drop_weight: float = 0.0,
     z_loss_weight: float = 0.0,
+    guided: guided_alignment.GuidedHead | None = None,
     dropout_key: jax.Array | None = None,
     row_shards: int = 1,
 ) -> tuple[jax.Array, metrics.Sums]:
@@ -192,6 +195,7 @@ def loss_sums(
         `r_drop_weight` / 4 times their disagreement: half of the loss of Liang 2021, section 2.1.
         It has no effect without a dropout key.
       z_loss_weight: weight of `losses.z_loss` of the tokens or classes.
+      guided: the head of cross-attention that is guided to the alignments of the batch; None: none.
       dropout_key: None: no dropout, as in evaluation.
       row_shards: how many devices the compiler splits the rows over.
     """
@@ -216,8 +220,12 @@ def loss_sums(
     if model.config.architecture == "encoder_classifier":
         predicted = predictions.of_classes(params, batch, model=model, **options)
         return sums(r_drop.paired(predicted) if two_passes else predicted)
-    lengths = None
-    if model.config.decoder == "masked":
+    lengths = of_head = None
+    if guided is not None:
+        predicted, of_head = guided_alignment.of_tokens(
+            params, batch, model=model, guided=guided, **options
+        )
+    elif model.config.decoder == "masked":
         predicted, lengths = predictions.of_masked_tokens(
             params, batch, model=model, step_key=dropout_key, **options
         )
@@ -227,6 +235,10 @@ def loss_sums(
     objective, token_sums = _project_and_sum(
         params, predicted, sums, model=model, row_shards=row_shards
     )
+    if guided is not None and of_head is not None:
+        if two_passes:  # each has half the weight
+            of_head = of_head[0] / 2, of_head[1] / 2
+        return objective + guided.weight * of_head[0], token_sums | {"alignment_loss": of_head}
     if lengths is None:
         return objective, token_sums
     # each length has the weight of one token: Ghazvininejad 2019, section 2.3

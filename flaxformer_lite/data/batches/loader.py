@@ -14,6 +14,7 @@ import numpy as np
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan, bucket_rows
 from flaxformer_lite.data.batches.windows import Stream, WindowPlan
+from flaxformer_lite.data.sources import word_alignments
 from flaxformer_lite.data.tokens.ragged import Ragged, ranges
 from flaxformer_lite.fields import EOS, PAD
 
@@ -30,6 +31,7 @@ class Tokens:
     source: Ragged | None = None  # a list of ids is accepted too
     target: Ragged | None = None
     label: np.ndarray | None = None
+    alignment: Ragged | None = None  # links of tokens, see `word_alignments.token_links`
 
     def __post_init__(self) -> None:
         for name, side in self.sides().items():
@@ -88,12 +90,13 @@ class Batches:
         return self._num_steps
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        """Returns this process's part of the batch of `step`, all int32.
+        """Returns this process's part of the batch of `step`, all int32 but `alignment`.
 
         `source` and `target` (rows, length), unless the side is missing; `row` (rows,), the row
         numbers in the global batch; for a classifier `label` (rows,), -1 for an empty row; with a
         packed plan `source_segment` and `target_segment` (rows, length), the number of each token's
         text within the row, from 1, and 0 for padding. An end symbol belongs to its text. With
+        alignments, `alignment` (rows, length, length) bool, see `word_alignments.fill`. With
         windows, `before` (rows,), the token before the first one of `target`.
         """
         step = int(step)
@@ -120,6 +123,11 @@ class Batches:
         if self._tokens.label is not None:
             batch["label"] = np.full(len(row_B), NOTHING, np.int32)
             batch["label"][row_N] = self._tokens.label[examples]
+        if self._tokens.alignment is not None:
+            links = self._tokens.alignment.take(examples)
+            row_L = np.repeat(row_N, links.lengths())
+            shape = {"rows": len(row_B), "length": length}
+            batch["alignment"] = word_alignments.fill(links.values, row_L, **shape)
         return batch
 
     def _windows(self, plan: WindowPlan, step: int) -> dict[str, np.ndarray]:
@@ -205,6 +213,9 @@ def fingerprint(tokens: Tokens, plan: Plan) -> str:
         _update(digest, side.values, np.int32)
     if tokens.label is not None:
         _update(digest, tokens.label, np.int32)
+    if tokens.alignment is not None:
+        _update(digest, tokens.alignment.lengths(), np.int64)
+        _update(digest, tokens.alignment.values, np.uint32)
     steps = max(1, HASHED_AT_ONCE // max(plan.rows))
     for first in range(0, plan.steps_per_epoch, steps):
         examples, size_R = plan.span(first, min(first + steps, plan.steps_per_epoch))
@@ -237,8 +248,10 @@ def possible_shapes(config: Config) -> list[tuple[int, int]]:
     return list(zip(rows, buckets, strict=True))
 
 
-def batch_struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and types of a batch of `loader.Batches`."""
+def batch_struct(
+    config: Config, rows: int, length: int, *, train: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes and types of a batch of `loader.Batches`; `train`: to train on."""
     names = {
         "encoder_decoder": ["source", "target"],
         "encoder_classifier": ["source"],
@@ -247,6 +260,8 @@ def batch_struct(config: Config, rows: int, length: int) -> dict[str, jax.ShapeD
     if config.data.packing:
         names += [f"{name}_segment" for name in names]
     batch = {name: jax.ShapeDtypeStruct((rows, length), np.int32) for name in names}
+    if train and config.train.guided_alignment:
+        batch["alignment"] = jax.ShapeDtypeStruct((rows, length, length), np.bool_)
     by_row = ["row"]
     by_row += ["label"] if config.model.architecture == "encoder_classifier" else []
     by_row += ["before"] if config.data.windows is not None else []

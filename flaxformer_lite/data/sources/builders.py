@@ -19,6 +19,7 @@ from flaxformer_lite.data.sources import own_text, text_files, whole_texts
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.sources.preparation import REPORT, SameBytesWriter, data_root, root_of
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus, Fault
+from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
 from flaxformer_lite.system.compressed import is_gzip
 from flaxformer_lite.system.errors import InputError
 
@@ -144,7 +145,11 @@ class TextFiles(dataset_builder.FileReaderBuilder, skip_registration=True):  # t
     def _info(self) -> tfds.core.DatasetInfo:
         corpus = next(iter(self._corpora.values()))
         if self._own.kind == "parallel_text":
-            features, keys = tfds.features.Translation(languages=corpus.fields), corpus.fields
+            keys = corpus.fields[:2]
+            features = tfds.features.Translation(languages=keys)
+            if any(ALIGNMENT in each.fields for each in self._corpora.values()):
+                texts = {name: tfds.features.Text() for name in (*keys, ALIGNMENT)}
+                features = tfds.features.FeaturesDict(texts)
         else:
             features = {name: tfds.features.Text() for name in corpus.fields if name != LABEL}
             keys = None

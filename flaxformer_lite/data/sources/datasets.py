@@ -14,6 +14,7 @@ from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data.sources import builders, generated, preparation, whole_texts
 from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.sources.own_text import OwnText
+from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
 from flaxformer_lite.system.errors import InputError
 
 # modules of TFDS whose import registers WMT, GLUE, ...
@@ -174,12 +175,17 @@ class Dataset:
         examples = reader(range(len(reader)))
         return examples if self._variable_languages is None else complete(examples)
 
-    def reader(self, split: str) -> Reader:
+    def reader(self, split: str, *, alignments: bool = False) -> Reader:
         """Returns random access to the examples of `split`, without reading any.
 
         Raises:
-          InputError: the split does not exist.
+          InputError: the split does not exist; or the dataset has no alignments, and they are read.
         """
+        if alignments and ALIGNMENT not in self._texts:
+            raise InputError(
+                f"config.train.guided_alignment: needs alignments, and {self.name} has none; set "
+                "data.train_alignments, or leave this unset."
+            )
         part = self._part(split)
         of_records = split if part is None else part.of_records
         records = self._open_split(of_records).data_source
@@ -188,6 +194,7 @@ class Dataset:
             "source": self._source,
             "target": self._target,
             "label": [self._label] if self._label else (),
+            ALIGNMENT: [ALIGNMENT] if alignments else (),
         }
         return Reader(
             records,

@@ -9,6 +9,7 @@ import numpy as np
 from tensorflow_datasets.proto import tf_example_pb2
 
 from flaxformer_lite.data.sources import whole_texts
+from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
 from flaxformer_lite.system.errors import InputError
 
 KIND = "kind"  # a feature with this name groups examples in reports; it is never part of a text
@@ -26,6 +27,7 @@ class Examples:
     target: list[str] | None = None
     label: np.ndarray | None = None  # int32, indexes of Dataset.label_names
     kind: list[str] | None = None
+    alignment: list[str] | None = None  # links of words, '0-0 1-2'; '' without any
     incomplete: int = 0  # number of examples left out because they lack one of the two languages
     kept: np.ndarray | None = None  # numbers of the examples that are not left out; None: all
 
@@ -46,9 +48,9 @@ def complete(examples: Examples) -> Examples:
         return None if values is None else [values[i] for i in kept]
 
     source, target, kind = map(take_kept, (examples.source, examples.target, examples.kind))
-    return Examples(
-        source, target, kind=kind, incomplete=len(examples) - len(kept), kept=np.array(kept, int)
-    )
+    alignment = take_kept(examples.alignment)
+    kept_N, left_out = np.array(kept, int), len(examples) - len(kept)
+    return Examples(source, target, None, kind, alignment, left_out, kept_N)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Reader:
     folder: Path  # of the dataset's files
     # of each file: name, first example, number of examples, size in bytes, time in ns
     files: tuple[tuple[Any, ...], ...]
-    # of 'source', 'target' and 'label': the separator between features, and the features' names
+    # of 'source', 'target', 'label', 'alignment': the separator between features, and their names
     columns: Mapping[str, tuple[str, ...]]
     kind: bool  # whether the examples have a kind
     # the name of a feature with texts in a variable set of languages
@@ -89,6 +91,7 @@ class Reader:
             target=self._targets(numbers, examples),
             label=self._labels(examples) if "label" in self.columns else None,
             kind=[_text(example, KIND) for example in examples] if self.kind else None,
+            alignment=self._alignments(examples) if ALIGNMENT in self.columns else None,
         )
 
     def records_of(self, texts: np.ndarray) -> np.ndarray:
@@ -123,6 +126,11 @@ class Reader:
         )
         pairs = zip(languages, texts, strict=True)
         return next((text for language, text in pairs if language == name.encode()), b"").decode()
+
+    def _alignments(self, examples: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Returns the links of each example; "" if it has none."""
+        found = [list(example[ALIGNMENT].bytes_list.value) for example in examples]
+        return [values[0].decode() if values else "" for values in found]
 
     def _labels(self, examples: Sequence[Mapping[str, Any]]) -> np.ndarray:
         name = self.columns["label"][1]

@@ -18,6 +18,7 @@ from typing import Any
 from flaxformer_lite.data.sources import tables, text_files, whole_texts
 from flaxformer_lite.data.sources.tables import DELIMITERS
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
+from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import expanded
@@ -48,6 +49,7 @@ class OwnText:
       longest_line: as `data.longest_line`.
       faults: as `data.faults`.
       header, quoted, whole_files: as in `data`.
+      alignments: for some splits, a path, which may be a glob, of the pairs' word alignments.
       beside: a folder, usually the workdir of the run; files that are not where they are named are
         looked for below its parents.
     """
@@ -62,6 +64,7 @@ class OwnText:
     header: bool | None = None
     quoted: bool | None = None
     whole_files: bool = False
+    alignments: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 class MissingFile(InputError):
@@ -83,13 +86,18 @@ def corpora(own: OwnText) -> dict[str, Corpus]:
             raise InputError(
                 f"{field}: {own.kind} takes {wanted}, which may be globs; got {patterns}."
             )
-        rows = _paired_files(field, patterns, own.beside)
+        of_words = own.alignments.get(split, ())
+        rows = _paired_files(field, (*patterns, *of_words), own.beside)
+        pairs = tuple(row[:2] for row in rows)
         if own.whole_files and own.kind == "plain_text":
             names = own.names or (TEXT,)
             found[split] = whole_texts.WholeFiles(rows, whole_texts.FORM, names, own.longest_line)
             continue
-        allowed = FORMS[own.kind][2 - len(rows[0])]
-        found[split] = _corpus(own, rows, _form(field, rows, allowed, quoted=own.quoted))
+        allowed = FORMS[own.kind][2 - len(patterns)]
+        corpus = _corpus(own, pairs, _form(field, pairs, allowed, quoted=own.quoted))
+        if of_words:
+            corpus = dataclasses.replace(corpus, rows=rows, fields=(*corpus.fields, ALIGNMENT))
+        found[split] = corpus
     if own.kind == "parallel_text":
         _check_same_languages(found)
     _warn(own, found)
@@ -130,7 +138,8 @@ def _paired_files(
     field: str, patterns: Sequence[str], beside: Path | None
 ) -> tuple[tuple[str, ...], ...]:
     """Returns rows of corresponding files, one from each pattern, in order."""
-    sides = [_expanded(field, pattern, beside) for pattern in patterns]
+    fields = (field, field, field.replace("files", "alignments"))
+    sides = [_expanded(name, path, beside) for name, path in zip(fields, patterns, strict=False)]
     if len({len(side) for side in sides}) > 1:
         counts = " and ".join(
             f"{pattern} has {len(side)}" for pattern, side in zip(patterns, sides, strict=True)
@@ -298,7 +307,7 @@ def _check_names(field: str, names: Sequence[str]) -> None:
 
 
 def _check_same_languages(found: Mapping[str, Corpus]) -> None:
-    if len({frozenset(corpus.fields) for corpus in found.values()}) > 1:
+    if len({frozenset(corpus.fields) - {ALIGNMENT} for corpus in found.values()}) > 1:
         listed = ", ".join(
             f"{split}_files have {' and '.join(corpus.fields)}" for split, corpus in found.items()
         )

@@ -24,6 +24,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from flaxformer_lite.data.sources import tables
+from flaxformer_lite.data.sources.word_alignments import ALIGNMENT, fault_of
 from flaxformer_lite.system.compressed import (
     CONVERT,
     UNREADABLE,
@@ -43,8 +44,11 @@ SORTS = (
     "control character",
     "line separator",
     "unknown label",
+    ALIGNMENT,
 )
-TOO_LONG, NOT_UTF8, COLUMNS, NOT_JSON, NO_KEY, NO_TEXT, CONTROL, SEPARATOR, UNKNOWN_LABEL = SORTS
+TOO_LONG, NOT_UTF8, COLUMNS, NOT_JSON, NO_KEY, NO_TEXT, CONTROL, SEPARATOR, UNKNOWN_LABEL = SORTS[
+    :9
+]
 # Characters that no text may contain: control characters except the tab; the line separators of
 # `str.splitlines`; and surrogates, which JSON can escape but UTF-8 cannot encode.
 UNWANTED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -120,6 +124,8 @@ class Corpus:
             for i, (path, line) in enumerate(zip(paths, lines, strict=True)):
                 try:
                     texts += self._texts(line, self.fields[i : i + per_file])
+                    if self.fields[i] == ALIGNMENT and not faults and (what := fault_of(*texts)):
+                        faults.append(Fault(ALIGNMENT, f"{path}:{number}", what))
                 except MalformedLine as error:
                     sort, what = error.args
                     faults.append(Fault(sort, f"{path}:{number}", what))
@@ -178,12 +184,11 @@ class Corpus:
 
     def _checked(self, texts: Sequence[str], fields: Sequence[str]) -> Sequence[str]:
         """Returns the texts, labels without white space around them; raises MalformedLine."""
-        texts = [
-            text.strip() if field == LABEL else text
-            for field, text in zip(fields, texts, strict=True)
-        ]
+        named = list(zip(fields, texts, strict=True))
+        texts = [text.strip() if field == LABEL else text for field, text in named]
         for field, text in zip(fields, texts, strict=True):
-            _check_text(text)
+            if field != ALIGNMENT:  # which may be empty
+                _check_text(text)
             if field == LABEL and self.numbers is not None and text not in self.numbers:
                 raise MalformedLine(UNKNOWN_LABEL, repr(text[:40]))
         return texts

@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from flaxformer_lite.data.sources.examples import Reader
+from flaxformer_lite.data.sources.examples import Examples, Reader
+from flaxformer_lite.data.sources.word_alignments import ALIGNMENT, token_links
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.two_vocabularies import tokenizer_of
@@ -53,8 +54,9 @@ def tokenised(
 ) -> dict[str, Ragged]:
     """Returns the memory-mapped ids of each column of a split: 'source', 'target' or 'label'.
 
-    Missing columns are written first. Any number of processes may call this at the same time. A
-    label is one number a row.
+    Those of 'alignment' are the links of its tokens, see `word_alignments.token_links`. Missing
+    columns are written first. Any number of processes may call this at the same time. A label is
+    one number a row.
 
     Args:
       start: ids at the start of every text.
@@ -94,6 +96,10 @@ def tokenised(
 
 
 def _key(reader: Reader, column: str, tokenizer: AnyTokenizer, start: Sequence[int]) -> str:
+    if column == ALIGNMENT:  # its links depend on the tokens of both texts
+        both = [_key(reader, side, tokenizer, start) for side in ("source", "target")]
+        key = json.dumps([FORMAT, reader.columns[column], both])
+        return hashlib.sha256(key.encode()).hexdigest()[:32]
     data = [FORMAT, reader.name, reader.folder.name, reader.files, reader.columns[column]]
     if reader.part is not None:
         data += [reader.part.start, reader.part.stop]
@@ -153,7 +159,7 @@ class Work:
 
     def type_of(self, column: str) -> type:
         """Returns the integer type of the stored ids of a column."""
-        if column == "label":
+        if column in ("label", ALIGNMENT):
             return np.uint32
         return np.uint16 if tokenizer_of(self.tokenizer, column).vocab_size <= 2**16 else np.uint32
 
@@ -174,13 +180,22 @@ class Work:
                     range(first, min(first + READ_AT_ONCE, self.border[part + 1]))
                 )
                 for column, (ids_file, lengths_file) in opened.items():
-                    rows = Ragged.of(self._rows(column, getattr(examples, column), first))
+                    rows = Ragged.of(self._rows(column, examples, first))
                     rows.values.astype(self.type_of(column)).tofile(ids_file)
                     rows.lengths().astype(np.int32).tofile(lengths_file)
                 done(len(examples))
 
-    def _rows(self, column: str, values: Any, first: int) -> Sequence[Sequence[int] | np.ndarray]:
-        """Returns the ids of the texts of a column, or the labels; `first`: number of the first."""
+    def _rows(
+        self, column: str, examples: Examples, first: int
+    ) -> Sequence[Sequence[int] | np.ndarray]:
+        """Returns the ids of the texts of a column, the labels, or the links of tokens.
+
+        `first`: number of the first example.
+        """
+        values: Any = getattr(examples, column)
+        if column == ALIGNMENT:
+            texts = zip(examples.source or (), examples.target or (), values, strict=True)
+            return [token_links(self.tokenizer, *of_example) for of_example in texts]
         if column == "label":
             return values[:, None]
         if self.reader.part is not None:
