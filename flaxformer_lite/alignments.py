@@ -15,6 +15,7 @@ from typing import Unpack
 import numpy as np
 
 from flaxformer_lite import trained
+from flaxformer_lite.checks.alignment_checks import guided_layer
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.tokens.spans import spans, word_of, words
 from flaxformer_lite.decoding.cross_attention import CrossAttention, Heads
@@ -58,8 +59,8 @@ def reading_of(
     """Returns the weights that are the alignment of a run.
 
     Args:
-      layer: None: the mean of all layers.
-      head: None: the mean of all heads.
+      layer: None: the mean of all layers, or the layer of `train.guided_alignment`.
+      head: None: the mean of all heads, or with no `layer` the head of `train.guided_alignment`.
       shift: None: 'output'.
 
     Raises:
@@ -67,6 +68,8 @@ def reading_of(
         `shift` is not in SHIFTS.
     """
     model = config.model
+    if config.train.guided_alignment and layer is None and head is None:
+        layer, head = guided_layer(config), config.train.alignment_head
     limits = (("layer", layer, model.num_decoder_layers), ("head", head, model.num_heads))
     for name, number, count in limits:
         if number is not None and not 0 <= number < count:

@@ -301,11 +301,6 @@ class TrainConfig:
     # seconds after which the program is killed
     metric_seconds: float = 600.0
 
-    def guided_layer(self, model: ModelConfig) -> int:
-        """Returns the layer of the head that `guided_alignment` acts on."""
-        before_last = max(0, model.num_decoder_layers - 2)
-        return before_last if self.alignment_layer is None else self.alignment_layer
-
     @property
     def passes(self) -> int:
         """Forward passes of each example in a step."""

@@ -8,6 +8,13 @@ from flaxformer_lite.system.errors import InputError
 OF_THE_LOSS = ("train.alignment_layer", "train.alignment_head", "data.train_alignments")
 
 
+def guided_layer(config: Config) -> int:
+    """Returns the layer of the head that `train.guided_alignment` acts on."""
+    before_last = max(0, config.model.num_decoder_layers - 2)
+    layer = config.train.alignment_layer
+    return before_last if layer is None else layer
+
+
 def check_alignments(config: Config, given: Set[str]) -> None:
     """Raises InputError if no head can be guided, or a field about it has no effect.
 
@@ -36,7 +43,7 @@ def check_alignments(config: Config, given: Set[str]) -> None:
                 "change that, or leave this unset."
             )
     for name, number, count, what in (
-        ("layer", config.train.guided_layer(model), model.num_decoder_layers, "layers"),
+        ("layer", guided_layer(config), model.num_decoder_layers, "layers"),
         ("head", config.train.alignment_head, model.num_heads, "heads"),
     ):
         if number >= count:

@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from flaxformer_lite.checks.alignment_checks import guided_layer
 from flaxformer_lite.config import Config, ModelConfig
 from flaxformer_lite.fields import PAD
 from flaxformer_lite.model import attention, masks
@@ -33,9 +34,7 @@ def of_config(config: Config) -> GuidedHead | None:
     train = config.train
     if not train.guided_alignment:
         return None
-    return GuidedHead(
-        train.guided_alignment, train.guided_layer(config.model), train.alignment_head
-    )
+    return GuidedHead(train.guided_alignment, guided_layer(config), train.alignment_head)
 
 
 def of_tokens(

@@ -45,6 +45,7 @@ OPTIONAL = {
     "model.attention_window": 11,
     "model.embedding_dropout": 0.2,
     "model.num_classes": 5,
+    "train.alignment_layer": 1,
     "data.header": True,
     "data.quoted": True,
     "data.source_language": "de",
@@ -109,6 +110,8 @@ def in_effect(name, value):
         fields |= {"data.dataset": "plain_text", "data.train_files": ("a.txt",)}
     if name in ("data.header", "data.quoted"):
         fields |= {"data.dataset": "parallel_text", "data.train_files": ("a.tsv",)}
+    if name == "train.alignment_layer":
+        fields["train.guided_alignment"] = 0.05
     if name.startswith("init."):
         fields = {"init.run": "A", "model.output_bias": name == "init.new_bias"} | fields
     return nested(**{field.replace(".", "__"): value for field, value in fields.items()})
@@ -825,7 +828,12 @@ def test_on_resume_only_these_fields_may_differ():
         f"{s}.{f}" for s, f in FIELDS if s in ("parallel", "decode")
     }
     files = {f"data.{role}_files" for role in ("train", "validation", "test")}  # by contents
-    files |= {"data.tokenizer_file", "data.target_tokenizer_file", "init.run"}
+    files |= {
+        "data.train_alignments",
+        "data.tokenizer_file",
+        "data.target_tokenizer_file",
+        "init.run",
+    }
     expected |= {"model.backend", "model.remat", "data.bleu_tokenizer"}  # with the same results
     assert free == expected | files
 

@@ -14,7 +14,7 @@ import numpy as np
 from flaxformer_lite.config import Config
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan, bucket_rows
 from flaxformer_lite.data.batches.windows import Stream, WindowPlan
-from flaxformer_lite.data.sources import word_alignments
+from flaxformer_lite.data.tokens import token_links
 from flaxformer_lite.data.tokens.ragged import Ragged, ranges
 from flaxformer_lite.fields import EOS, PAD
 
@@ -31,7 +31,7 @@ class Tokens:
     source: Ragged | None = None  # a list of ids is accepted too
     target: Ragged | None = None
     label: np.ndarray | None = None
-    alignment: Ragged | None = None  # links of tokens, see `word_alignments.token_links`
+    alignment: Ragged | None = None  # links of tokens, see `token_links.token_links`
 
     def __post_init__(self) -> None:
         for name, side in self.sides().items():
@@ -96,7 +96,7 @@ class Batches:
         numbers in the global batch; for a classifier `label` (rows,), -1 for an empty row; with a
         packed plan `source_segment` and `target_segment` (rows, length), the number of each token's
         text within the row, from 1, and 0 for padding. An end symbol belongs to its text. With
-        alignments, `alignment` (rows, length, length) bool, see `word_alignments.fill`. With
+        alignments, `alignment` (rows, length, length) bool, see `token_links.fill`. With
         windows, `before` (rows,), the token before the first one of `target`.
         """
         step = int(step)
@@ -127,7 +127,7 @@ class Batches:
             links = self._tokens.alignment.take(examples)
             row_L = np.repeat(row_N, links.lengths())
             shape = {"rows": len(row_B), "length": length}
-            batch["alignment"] = word_alignments.fill(links.values, row_L, **shape)
+            batch["alignment"] = token_links.fill(links.values, row_L, **shape)
         return batch
 
     def _windows(self, plan: WindowPlan, step: int) -> dict[str, np.ndarray]:

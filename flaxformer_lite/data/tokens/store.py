@@ -30,8 +30,9 @@ import numpy as np
 import tqdm
 
 from flaxformer_lite.data.sources.examples import Examples, Reader
-from flaxformer_lite.data.sources.word_alignments import ALIGNMENT, token_links
+from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
 from flaxformer_lite.data.tokens.ragged import Ragged
+from flaxformer_lite.data.tokens.token_links import token_links
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.two_vocabularies import tokenizer_of
 from flaxformer_lite.system.errors import InputError
@@ -54,7 +55,7 @@ def tokenised(
 ) -> dict[str, Ragged]:
     """Returns the memory-mapped ids of each column of a split: 'source', 'target' or 'label'.
 
-    Those of 'alignment' are the links of its tokens, see `word_alignments.token_links`. Missing
+    Those of 'alignment' are the links of its tokens, see `token_links`. Missing
     columns are written first. Any number of processes may call this at the same time. A label is
     one number a row.
 
