@@ -170,10 +170,7 @@ class Rescorer:
             raise InputError("sources: a language model has none; pass None.")
         else:
             found = self._of_texts(labels)
-        return [
-            TokenScores(tuple(self._pieces[i] for i in ids), tuple(log_probs.tolist()))
-            for ids, log_probs in found
-        ]
+        return [TokenScores.of(*each, self._pieces) for each in found]
 
     def score(self, tokens: TokenScores) -> float:
         """Returns the log-probability of a text divided by its length penalty."""

@@ -6,23 +6,26 @@ print(translator(["Monday, May 5, 2025"]))
 
 With beam search, `translate.load("runs/mine", method="beam")`, `translator.n_best(texts, 3)` works
 too. `translator.stream(texts, long="split")` translates streams, and texts that are too long for
-the model.
+the model. `translator.scored(texts)` returns translations with their log-probabilities.
 """
 
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from flaxformer_lite import trained
+from flaxformer_lite.fields import EOS
 from flaxformer_lite.lines import chunks
 from flaxformer_lite.lines.line_windows import WINDOW, Answer, Window
+from flaxformer_lite.lines.score_lines import tsv
 from flaxformer_lite.scores.word_links import line_of
 from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.training.token_scores import TokenScorer, TokenScores
 
 if TYPE_CHECKING:
     from flaxformer_lite.alignments import Aligner
@@ -46,12 +49,20 @@ def aligner_of(run: trained.Trained, **reading: Unpack[ReadingOptions]) -> "Alig
     return alignments.Aligner(run, alignments.reading_of(run.config, **reading))
 
 
+class ScoredText(NamedTuple):
+    """A translation, and the log-probabilities of its tokens."""
+
+    text: str
+    tokens: TokenScores
+
+
 class Translator:
     """Translates texts in the source language to the target language, in order."""
 
     def __init__(self, run: trained.Trained):
         self.run = run
         self._decoder = trained.make_decoder(run.model, run.config, run.mesh)
+        self._scorer: TokenScorer | None = None  # compiled for the first scores
 
     def __call__(self, texts: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:
         """Returns a translation of each text that starts with its prefix; empty for a blank text.
@@ -93,6 +104,48 @@ class Translator:
         aligner = aligner_of(self.run, **reading)
         translations = self(texts)
         return list(zip(translations, aligner.of_translations(texts, translations), strict=True))
+
+    def scored(
+        self, texts: Sequence[str], prefixes: Sequence[str] | None = None
+    ) -> list[ScoredText]:
+        """Returns a translation of each text with the log-probabilities of its tokens.
+
+        They are those of `Rescorer.of_ids` for these tokens, whatever the method of decoding. The
+        tokens of a prefix count. A blank text has no tokens, and the log-probability 0.
+
+        Raises:
+          InputError: see `__call__`; or `decode.method` is 'mask_predict', whose texts have no
+            probability.
+        """
+        return self.scored_ids(*self._encode(texts, prefixes))
+
+    def scored_ids(
+        self,
+        sources: Sequence[np.ndarray],
+        prefixes: Sequence[np.ndarray] | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> list[ScoredText]:
+        """Returns `scored` of arrays of ids; arguments as of `translate_ids`."""
+        if self.run.config.decode.method == "mask_predict":
+            raise InputError(
+                "scores: decode.method='mask_predict' predicts all tokens at once, and its texts "
+                "have no probability; leave them out."
+            )
+        if self._scorer is None:
+            config = self.run.config
+            tokens = config.decode.tokens_per_batch
+            self._scorer = TokenScorer(self.run.model, self.run.mesh, tokens_per_batch=tokens)
+        found = self._decoder.with_ends(
+            self.run.params, sources, prefixes=prefixes, numbers=numbers
+        )
+        labels = [np.append(ids, np.int32(EOS)) if ended else ids for ids, ended in found]
+        log_probs = self._scorer(self.run.params, labels, sources=sources)
+        texts = self.run.tokenizer.decode(ids for ids, _ in found)
+        pieces = self.run.tokenizer.vocabulary_of("target")
+        return [
+            ScoredText(text, TokenScores.of(ids, scores, pieces))
+            for text, ids, scores in zip(texts, labels, log_probs, strict=True)
+        ]
 
     def stream(
         self, texts: Iterable[str], *, long: str = "refuse", window: int = WINDOW
@@ -177,10 +230,14 @@ class LineTranslator:
         prefix: str | None = None,
         n_best: int | None = None,
         long: str = "refuse",
+        scores: bool = False,
+        token_scores: bool = False,
         alignments: ReadingOptions | None = None,
     ):
         """
         Args:
+          scores: whether each line starts with the log-probability of its translation.
+          token_scores: whether each line also has the pieces and their log-probabilities.
           alignments: the weights that are the alignment, see `alignments.reading_of`, which is
             added to each line after a tab; None: no alignment.
 
@@ -189,6 +246,10 @@ class LineTranslator:
         """
         self._translator, self._run = translator, translator.run
         self._n_best, self._long = n_best, long
+        self._scores, self._token_scores = scores or token_scores, token_scores
+        if self._scores:
+            flag = "--scores" if scores else "--token_scores"
+            _check_scores(flag, self._run, n_best=n_best, long=long)
         if long not in LONG:
             raise InputError(f"long: expected {' or '.join(LONG)}, got {long!r}.")
         if prefix is not None and self._run.config.decode.method == "mask_predict":
@@ -217,6 +278,8 @@ class LineTranslator:
         """Raises InputError if a line is too long."""
         if self._n_best:
             return Answer(self._n_best_lines(window, self._n_best))
+        if self._scores:
+            return Answer(self._scored_lines(window))
         cut = chunks.cut if self._long == "split" else lambda line, fits: [chunks.Segment(line)]
         chunks_of_lines = [cut(line, self._run.fits) for line in window.lines]
         numbered = [
@@ -250,11 +313,42 @@ class LineTranslator:
         )
         return [f"{number}\t{score:.6f}\t{text}" for number, row in found for text, score in row]
 
+    def _scored_lines(self, window: Window) -> list[str]:
+        sources = self._encode(window.lines, window.name, window.numbers)
+        prefixes = None if self._prefix is None else [self._prefix] * len(sources)
+        numbers = [number % 2**31 for number in range(window.first, window.first + len(sources))]
+        lines = []
+        for text, tokens in self._translator.scored_ids(sources, prefixes, numbers):
+            shown = text.replace("\t", " ")  # a tab ends a column
+            line = f"{tokens.log_prob:.6f}\t{shown}"
+            if self._token_scores:
+                columns = {"pieces": tokens.pieces, "log_probs": tokens.log_probs}
+                line += f"\t{tsv(columns)}"
+            lines.append(line)
+        return lines
+
     def _encode(self, texts: Sequence[str], name: str, numbers: Sequence[int]) -> list[np.ndarray]:
         advice = "split it into shorter sentences, or have that done by --long=split"
-        if name == "text" or self._n_best:
+        if name == "text" or self._n_best or self._scores:
             advice = "split it into shorter sentences"
         return _sources(self._run, texts, name=name, numbers=numbers, advice=advice)
+
+
+def _check_scores(flag: str, run: trained.Trained, *, n_best: int | None, long: str) -> None:
+    """Raises InputError if a line cannot have a score."""
+    if run.config.decode.method == "mask_predict":
+        raise InputError(
+            f"{flag}: decode.method='mask_predict' predicts all tokens at once, and its texts have "
+            "no probability; leave it out."
+        )
+    if n_best:
+        raise InputError(
+            f"{flag}: the lines of --n_best have the score of the beam; leave one of the two out."
+        )
+    if long == "split":
+        raise InputError(
+            f"{flag}: a line in segments has no score of its own; leave out --long=split."
+        )
 
 
 def _sources(run: trained.Trained, texts: Sequence[str], **called: Any) -> list[np.ndarray]:

@@ -51,7 +51,7 @@ class TranslateRequest(NamedTuple):
 
     workdir: Path
     job: LineJob
-    lines: dict[str, Any]  # `prefix`, `n_best` and `long`; `alignments` if they are wanted
+    lines: dict[str, Any]  # arguments of `LineTranslator`
     decode: dict[str, Any]  # fields of DecodeConfig that are given
     model: dict[str, Any]  # `average`, `parameters` and `ensemble`, if they are given
 
@@ -154,6 +154,8 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flag.integer("alignment_head", None, head)
         shift = "--alignments: step of a token: it predicts the token, or has it as its input"
         flag.enum("alignment_shift", None, ["output", "input"], shift)
+        flag.boolean("scores", False, "write the log-probability of each translation before it")
+        flag.boolean("token_scores", False, "as --scores, and write the score of each token")
         flag.string("workers", None, "removed; set JAX_NUM_CPU_DEVICES instead")
         define_decode(values)
         define_model(values)
@@ -171,6 +173,8 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         )
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
     lines |= _alignments_given(values)
+    # Left out unless given: partial output of earlier versions has a record without them.
+    lines |= {name: True for name in ("scores", "token_scores") if values[name].value}
     return TranslateRequest(
         required_workdir(values),
         job_given(values),

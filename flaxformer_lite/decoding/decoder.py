@@ -16,7 +16,7 @@ from flaxformer_lite.checks.model_checks import check_method
 from flaxformer_lite.data.tokens.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.compiled_decode import CompiledDecode, CompileWith, Shardings
-from flaxformer_lite.fields import DecodeConfig
+from flaxformer_lite.fields import EOS, DecodeConfig
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.system.errors import InputError
 
@@ -114,6 +114,25 @@ class Decoder:
             for i, row in zip(chosen, decoded_BT, strict=False):
                 outputs[i] = cut_at_end(row)
             between_batches()
+        return outputs
+
+    def with_ends(
+        self,
+        params: Params,
+        inputs: Sequence[np.ndarray],
+        *,
+        prefixes: Sequence[np.ndarray] | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> list[tuple[np.ndarray, bool]]:
+        """Returns the output ids of each input, and whether the end symbol followed them.
+
+        An output that was cut at the limit of its length has none, and neither has the empty output
+        of an empty source. Arguments as when called.
+        """
+        outputs = [(EMPTY, False)] * len(inputs)
+        for chosen, decoded_BT in self._batches(params, inputs, prefixes, numbers=numbers):
+            for i, row in zip(chosen, decoded_BT, strict=False):
+                outputs[i] = cut_at_end(row), bool((row == EOS).any())
         return outputs
 
     def n_best(

@@ -40,6 +40,11 @@ class TokenScores:
     pieces: tuple[str, ...]  # in the notation of the vocabulary, such as '▁the' and '</s>'
     log_probs: tuple[float, ...]
 
+    @classmethod
+    def of(cls, ids: np.ndarray, log_probs: np.ndarray, vocabulary: Sequence[str]) -> "TokenScores":
+        """Returns the scores of ids; `vocabulary`: the piece of each id."""
+        return cls(tuple(vocabulary[i] for i in ids), tuple(log_probs.tolist()))
+
     @property
     def log_prob(self) -> float:
         """The sum of the log-probabilities."""
