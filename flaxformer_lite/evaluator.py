@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
-import jax
 import numpy as np
 
 from flaxformer_lite import scoring, trained
@@ -26,7 +25,6 @@ from flaxformer_lite.decoding.compiled_decode import CompileWith
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import Params
-from flaxformer_lite.runs import multihost
 from flaxformer_lite.training import (
     ensemble_step,
     evaluations,
@@ -184,18 +182,15 @@ class Evaluator:
         """Returns the number of `train.metric_command`, which runs in process 0, by its name."""
         from flaxformer_lite.training import external_metric
 
-        value, alone = None, jax.process_count() == 1
-        if jax.process_index() == 0:
-            value = external_metric.measure(
-                self._config.train,
-                sources=list(texts.source or ())[: len(hypotheses)],
-                hypotheses=hypotheses,
-                references=references,
-                folder=folder,
-                # Several processes can only stop together, and only this one waits here.
-                while_waiting=self._between_batches if alone else lambda: None,
-            )
-        return {self._config.train.metric_name: multihost.gather(value)[0]}
+        value = external_metric.measure_together(
+            self._config.train,
+            sources=list(texts.source or ())[: len(hypotheses)],
+            hypotheses=hypotheses,
+            references=references,
+            folder=folder,
+            between=self._between_batches,
+        )
+        return {self._config.train.metric_name: value}
 
     def _settings(self, symbols: bool) -> scoring.SettingsGiven:
         """Returns how translations are scored, by the config."""

@@ -4,28 +4,78 @@ A metric that needs a library of its own, such as a learned one, runs in the pro
 A program that fails costs the run its number, and nothing else.
 """
 
+import concurrent.futures
 import contextlib
+import functools
 import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import jax
+
 from flaxformer_lite.checks.metric_checks import metric_words
 from flaxformer_lite.fields import TrainConfig
+from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.storage import absolute, in_bucket
+from flaxformer_lite.training.interrupt import Background
 
 POLL_SECONDS = 0.05
+MEET_SECONDS = 1.0  # between meetings of the processes; a collective that waits for 60 s fails
 TAIL_BYTES = 1 << 16  # of the program's output, which contains its last line
 LONGEST_MESSAGE = 200  # characters of the program's own words
 
 
 class _Failed(Exception):
     """The program has returned no number, for this reason."""
+
+
+def measure_together(
+    train: TrainConfig,
+    *,
+    sources: Sequence[str],
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    folder: Path | None,
+    between: Callable[[], None],
+) -> float:
+    """Returns `measure` of process 0 in every process of the run.
+
+    Args:
+      between: is called in every process each second; its exceptions end the program.
+    """
+    ended = threading.Event()
+
+    def raise_if_ended() -> None:
+        if ended.is_set():
+            raise _Failed("the program was ended")
+
+    run = functools.partial(
+        measure,
+        train,
+        sources=sources,
+        hypotheses=hypotheses,
+        references=references,
+        folder=folder,
+        while_waiting=raise_if_ended,
+    )
+    futures = [Background.once(run)] if jax.process_index() == 0 else []
+    try:
+        while True:
+            concurrent.futures.wait(futures, timeout=MEET_SECONDS)
+            results = [future.result() for future in futures if future.done()]
+            if found := multihost.gather(results)[0]:
+                return float(found[0])
+            between()
+    finally:
+        ended.set()
+        concurrent.futures.wait(futures)  # the process may end next, and the program with it
 
 
 def measure(

@@ -164,6 +164,24 @@ def test_an_exception_of_the_caller_ends_the_program(program, measure, tmp_path)
     assert ended(int(child.read_text()))
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
+def test_a_stopped_run_ends_the_program_before_it_goes_on(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(external_metric, "MEET_SECONDS", 0.05)
+    train = TrainConfig(metric_command=program('echo $$ > "$0.pid"; sleep 97'))
+    started = tmp_path / "the metric.sh.pid"
+
+    def stop():
+        if started.exists() and started.read_text().endswith("\n"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        external_metric.measure_together(train, **TEXTS, folder=tmp_path / "files", between=stop)
+    assert not is_running(int(started.read_text()))
+    quick = TrainConfig(metric_command=program("echo 3"))
+    found = external_metric.measure_together(quick, **TEXTS, folder=None, between=lambda: None)
+    assert found == 3
+
+
 def test_a_child_that_holds_the_output_open_does_not_delay_the_number(program, measure):
     started = time.monotonic()
     assert measure(program("sleep 5 & echo 2")) == 2
