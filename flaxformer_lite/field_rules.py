@@ -109,7 +109,7 @@ POSITIVE = """
 BELOW_ONE = """
     model.dropout model.attention_dropout model.feed_forward_dropout model.embedding_dropout
     model.layer_drop train.label_smoothing train.ema_decay optim.b1 optim.b2 optim.momentum
-    optim.final_rate data.subword_sampling
+    optim.final_rate data.subword_sampling decode.epsilon
 """.split()
 
 # Fields that have an effect only if another field has one of these values.
@@ -138,7 +138,7 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
     "data.pretokenized": ("model.architecture", ("encoder_decoder",)),
     "data.bleu_tokenizer": ("model.architecture", ("encoder_decoder",)),
     **dict.fromkeys(
-        ("decode.temperature", "decode.top_k", "decode.top_p", "decode.seed"),
+        ("decode.temperature", "decode.top_k", "decode.top_p", "decode.epsilon", "decode.seed"),
         ("decode.method", ("sample",)),
     ),
     **dict.fromkeys(

@@ -330,6 +330,9 @@ class DecodeConfig:
     top_k: int | None = None
     # 'sample': only the most probable tokens of this total probability (Holtzman 2020); None: all
     top_p: float | None = None
+    # 'sample': of those only tokens of this probability or more, and the most probable one
+    # (Hewitt 2022); 0: all
+    epsilon: float = 0.0
     # 'sample': seed
     seed: int = 0
     # most tokens beyond the length of the source or prompt; section 6.1

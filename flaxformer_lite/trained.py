@@ -64,6 +64,7 @@ class DecodeOptions(TypedDict, total=False):
     temperature: float
     top_k: int | None
     top_p: float | None
+    epsilon: float
     seed: int
     max_extra_length: int
     min_length: int

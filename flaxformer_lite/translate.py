@@ -11,7 +11,7 @@ the model. `translator.scored(texts)` returns translations with their log-probab
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
@@ -29,6 +29,10 @@ from flaxformer_lite.training.token_scores import TokenScorer, TokenScores
 
 if TYPE_CHECKING:
     from flaxformer_lite.alignments import Aligner
+
+if TYPE_CHECKING:
+    from flaxformer_lite.decoding.mbr import MbrRule
+    from flaxformer_lite.scores.utilities import Utility
 
 LONG = ("refuse", "split")  # the treatments of a text that is too long for the model
 CHUNK_STRIDE = 1_000_003  # chunk k of text n is sampled with the number n + k * CHUNK_STRIDE
@@ -201,6 +205,47 @@ class Translator:
             for row in found
         ]
 
+    def mbr(
+        self,
+        texts: Sequence[str],
+        samples: int = 16,
+        utility: "str | Utility" = "chrf",
+        prefixes: Sequence[str] | None = None,
+    ) -> list[str]:
+        """Returns the translation of each text with minimum Bayes risk, see `decoding.mbr`.
+
+        Args:
+          samples: the number of candidates: samples if `decode.method` is 'sample', the n best if
+            it is 'beam'.
+          utility: 'chrf', 'bleu', 'path.py:function', or a function of lists of translations and of
+            references that returns a number for each pair, higher is better.
+
+        Raises:
+          InputError: see `__call__`; or `decode.method` is another one, the beam is too small, or
+            the utility cannot be used.
+        """
+        rule = self.mbr_rule(samples, utility)
+        return rule(*self._encode(texts, prefixes))
+
+    def mbr_rule(self, samples: int, utility: "str | Utility") -> "MbrRule":
+        """Returns the function that `mbr` applies to ids; raises InputError, see `mbr`."""
+        # Only this function needs sacreBLEU.
+        from flaxformer_lite.decoding.mbr import MbrRule
+        from flaxformer_lite.scores.utilities import utility_of
+        from flaxformer_lite.training import evaluations
+
+        config = self.run.config
+        tokenizer = "none" if config.data.pretokenized else evaluations.bleu_tokenizer(config)
+        rule = MbrRule(
+            self.translate_ids,
+            self.n_best_of_ids,
+            method=config.decode.method,
+            candidates=given.whole_number(samples, name="mbr", least=2),
+            utility=utility_of(utility, bleu_tokenizer=tokenizer),
+        )
+        rule([])  # raises if the beam is too small
+        return rule
+
     def _encode(
         self, texts: Sequence[str], prefixes: Sequence[str] | None
     ) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
@@ -233,6 +278,8 @@ class LineTranslator:
         scores: bool = False,
         token_scores: bool = False,
         alignments: ReadingOptions | None = None,
+        mbr: int | None = None,
+        utility: "str | Utility" = "chrf",
     ):
         """
         Args:
@@ -268,6 +315,9 @@ class LineTranslator:
         self._aligner = None if alignments is None else aligner_of(self._run, **alignments)
         if n_best:
             translator.n_best([], n_best)  # raises if the number is too large
+        self._translate: Callable[..., list[str]] = translator.translate_ids
+        if mbr is not None:
+            self._translate = translator.mbr_rule(mbr, utility)
         self._prefix = None
         if prefix is not None:
             (self._prefix,) = self._run.encode(
@@ -293,7 +343,7 @@ class LineTranslator:
         if self._prefix is not None:
             prefixes = [self._prefix if k == 0 else np.empty(0, np.int32) for _, k, _ in numbered]
         sampled_as = [(n + k * CHUNK_STRIDE) % 2**31 for n, k, _ in numbered]
-        translated = iter(self._translator.translate_ids(sources, prefixes, sampled_as))
+        translated = iter(self._translate(sources, prefixes, sampled_as))
         lines = [
             chunks.join(list(itertools.islice(translated, len(line))), line)
             for line in chunks_of_lines

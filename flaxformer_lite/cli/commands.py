@@ -25,6 +25,7 @@ USAGE = """usage: flaxformer-lite COMMAND --flag=value ...    (COMMAND --help li
   plan          estimate the time and memory of a config on devices that are not here
   evaluate      compute the metrics of a run on a split
   score         score files of translations, or of alignments, against reference files
+  rerank        choose from n-best lists by a weighted sum of scores
   translate     translate lines of text
   rescore       score given texts: log-probabilities, perplexity, surprisal
   classify      classify lines of text
@@ -176,6 +177,14 @@ def score(arguments: Sequence[str]) -> int:
         score_files.print_alignment_scores(request)
     else:
         score_files.print_scores(request)
+    return 0
+
+
+def rerank(arguments: Sequence[str]) -> int:
+    """Writes the translation of each line with the highest sum of scores, from n-best lists."""
+    from flaxformer_lite.cli import rerank_command
+
+    rerank_command.write_reranked(rerank_command.parse_rerank(arguments))
     return 0
 
 
@@ -349,6 +358,7 @@ COMMANDS = {
     "plan": plan,
     "evaluate": evaluate,
     "score": score,
+    "rerank": rerank,
     "translate": translate,
     "rescore": rescore,
     "classify": classify,

@@ -144,6 +144,10 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flag.string("prefix", None, "start of each translation, without a space at its end")
         n_best = "beam: write the n best translations of a line, each with line number and score"
         flag.integer("n_best", None, n_best, lower_bound=1)
+        mbr = "sample, beam: of N translations of a line, the one of minimum Bayes risk"
+        flag.integer("mbr", None, mbr, lower_bound=2)
+        utility = "mbr: chrf, bleu, or path.py:function; default: chrf"
+        flag.string("utility", None, utility)
         long = "lines that are too long for the model: refuse, or split into segments"
         flag.enum("long", "refuse", ["refuse", "split"], long)
         alignments = "add the alignment after a tab: links 0-0 1-2 of source and target words"
@@ -162,7 +166,8 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         define_together(values)
 
     usage = (
-        "usage: translate --workdir=W [--input=F] [--output=F] [--long=split] [--method=beam ...]"
+        "usage: translate --workdir=W [--input=F] [--output=F] [--long=split] [--method=beam ...]\n"
+        "       [--n_best=N] [--mbr=N --method=sample [--utility=chrf]]"
     )
     values = parser.parse(arguments, define, usage=usage)
     _check_utf8("--prefix", values.prefix or "")
@@ -171,10 +176,23 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
             "--workers: removed; set JAX_NUM_CPU_DEVICES=2 instead, so that two devices share "
             "the lines."
         )
+    if values.utility is not None and values.mbr is None:
+        raise InputError(
+            "--utility: requires --mbr, the number of translations to choose from; add --mbr=16."
+        )
+    if values.mbr is not None and values.n_best is not None:
+        raise InputError(
+            "--mbr: writes one translation of a line, and --n_best several; leave one of the two "
+            "out."
+        )
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
     lines |= _alignments_given(values)
     # Left out unless given: partial output of earlier versions has a record without them.
     lines |= {name: True for name in ("scores", "token_scores") if values[name].value}
+    # Only if given: a job that an earlier version began has settings without them.
+    lines |= {
+        name: values[name].value for name in ("mbr", "utility") if values[name].value is not None
+    }
     return TranslateRequest(
         required_workdir(values),
         job_given(values),

@@ -23,6 +23,7 @@ DECODE = {  # every field of DecodeConfig: its type and its help text
     "temperature": ("float", "sample: divides the logits"),
     "top_k": ("integer", "sample: only the k most probable tokens"),
     "top_p": ("float", "sample: only the most probable tokens of this total probability"),
+    "epsilon": ("float", "sample: only tokens of this probability or more"),
     "seed": ("integer", "sample: seed"),
     "max_extra_length": ("integer", "most tokens beyond the length of the source or prompt"),
     "min_length": ("integer", "tokens before the end symbol is allowed, prompt or prefix included"),

@@ -49,6 +49,7 @@ def pick_token(config: DecodeConfig, row_B: jax.Array) -> sampling.PickFn:
             temperature=config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
+            epsilon=config.epsilon,
         )
 
     return pick

@@ -73,11 +73,12 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    epsilon: float = 0.0,
 ) -> jax.Array:
     """Returns one token for each row, (B,) int32, sampled by softmax(logits / temperature).
 
-    `top_k`, and then `top_p`, restrict the tokens. The sample of row b is a function of
-    (key, row_B[b]), so it does not depend on the other rows.
+    `top_k`, then `top_p`, and then `epsilon` restrict the tokens. The sample of row b is a function
+    of (key, row_B[b]), so it does not depend on the other rows.
     """
     # The highest logit becomes 0: a low temperature makes no logit +inf.
     logits_BV = (logits_BV - logits_BV.max(axis=-1, keepdims=True)) / temperature
@@ -85,8 +86,20 @@ def sample(
         logits_BV = keep_top_k(logits_BV, top_k)
     if top_p is not None and top_p < 1:
         logits_BV = keep_top_p(logits_BV, top_p)
+    if epsilon:
+        logits_BV = keep_epsilon(logits_BV, epsilon)
     keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(row_B)
     return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
+
+
+def keep_epsilon(logits_BV: jax.Array, epsilon: float) -> jax.Array:
+    """Returns `logits_BV` with -inf for tokens with a probability below epsilon. Hewitt 2022.
+
+    The most probable token of a row is kept, and those with the same logit.
+    """
+    log_prob_BV = jax.nn.log_softmax(logits_BV.astype(jnp.float32), axis=-1)
+    lowest_B1 = jnp.minimum(jnp.log(epsilon), log_prob_BV.max(axis=-1, keepdims=True))
+    return jnp.where(log_prob_BV < lowest_B1, -jnp.inf, logits_BV)
 
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:

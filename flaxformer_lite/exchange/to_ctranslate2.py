@@ -17,6 +17,7 @@ from flaxformer_lite.exchange.folder import (
     write_models,
 )
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.trained import Trained
 
 # CTranslate2's beam search ends after PATIENCE * beam_size hypotheses have ended; ours ends when no
@@ -108,7 +109,15 @@ def ctranslate2_arguments(decode: DecodeConfig, *, translates: bool, limit: int)
     Args:
       limit: the most decoding steps, the end symbol counted; CTranslate2 has one limit for all
         texts.
+
+    Raises:
+      InputError: CTranslate2 lacks a setting.
     """
+    if decode.epsilon:
+        raise InputError(
+            f"config.decode.epsilon: CTranslate2 cannot sample with it, got {decode.epsilon}; set "
+            "--epsilon=0, and --top_p in its place."
+        )
     arguments: dict[str, Any] = {"beam_size": 1, "disable_unk": True}
     arguments["min_decoding_length" if translates else "min_length"] = decode.min_length
     arguments["max_decoding_length" if translates else "max_length"] = limit

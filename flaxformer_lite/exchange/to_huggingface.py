@@ -135,6 +135,7 @@ def generation_settings(decode: DecodeConfig, *, limit: int) -> dict[str, Any]:
             "top_k": decode.top_k or 0,
         }
         settings["top_p"] = 1.0 if decode.top_p is None else decode.top_p
+        settings["epsilon_cutoff"] = decode.epsilon
     return settings
 
 

@@ -1,1 +1,1 @@
-"""The parts of `scoring.py`: error rates of symbols, groups, resampling."""
+"""Parts of scores: error rates of symbols, groups, resampling; utilities, reranking."""

@@ -17,6 +17,7 @@ from flaxformer_lite.exchange.exports import export
 from flaxformer_lite.field_rules import NOT_IN_WEIGHTS
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.model import parameters, transformer
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import meshes
 
 V, LONGEST, ROWS = 61, 48, 100
@@ -350,6 +351,12 @@ def test_the_arguments_decode_as_the_run_does(decode, expected):
     found = to_ctranslate2.ctranslate2_arguments(DecodeConfig(**decode), translates=True, limit=17)
     assert expected.items() <= found.items() and found["max_decoding_length"] == 17
     assert found["max_input_length"] == 0  # the default truncates long sources silently
+
+
+def test_epsilon_sampling_is_refused():
+    decode = DecodeConfig(method="sample", epsilon=0.25)
+    with pytest.raises(InputError, match=r"^config\.decode\.epsilon: CTranslate2 cannot"):
+        to_ctranslate2.ctranslate2_arguments(decode, translates=True, limit=17)
 
 
 def test_the_code_of_the_card_translates(

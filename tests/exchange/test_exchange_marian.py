@@ -1072,8 +1072,8 @@ class Letters:
         ({"method": "beam", "alpha": 1.0}, {"num_beams": 4, "length_penalty": 0.8}),
         ({"method": "beam", "alpha": 1.5, "penalty": "power"}, {"length_penalty": 1.5}),
         (
-            {"method": "sample", "top_k": 7, "temperature": 0.5},
-            {"do_sample": True, "top_k": 7, "temperature": 0.5},
+            {"method": "sample", "top_k": 7, "temperature": 0.5, "epsilon": 0.25},
+            {"do_sample": True, "top_k": 7, "temperature": 0.5, "epsilon_cutoff": 0.25},
         ),
         (
             {"method": "sample", "top_p": 0.5, "no_repeat_ngram": 3},

@@ -334,6 +334,7 @@ def test_commands_that_decode_accept_every_field_of_decode_by_its_name_and_type(
         "temperature": 0.5,
         "top_k": 7,
         "top_p": 0.75,
+        "epsilon": 0.125,
         "seed": 11,
         "max_extra_length": 0,
     }

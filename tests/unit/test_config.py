@@ -269,10 +269,11 @@ def test_only_the_choices_of_a_field_are_accepted(name):
     ("data.target_tokenizer", "bpe"),
     ("data.windows", 67),
     ("train.r_drop", 5.0), ("decode.temperature", 0.5), ("decode.top_k", 3), ("decode.top_p", 0.5),
-    ("decode.seed", 3), ("decode.beam_size", 3), ("decode.alpha", 0.5), ("decode.iterations", 3),
-    ("decode.length_candidates", 3), ("decode.penalty", "power"), ("optim.decay_steps", 3),
-    ("optim.final_rate", 0.5), ("optim.b1", 0.5), ("optim.b2", 0.5), ("optim.eps", 0.5),
-    ("optim.momentum", 0.5), ("init.new_embeddings", "random"), ("init.new_bias", -3.0),
+    ("decode.epsilon", 0.5), ("decode.seed", 3), ("decode.beam_size", 3), ("decode.alpha", 0.5),
+    ("decode.iterations", 3), ("decode.length_candidates", 3), ("decode.penalty", "power"),
+    ("optim.decay_steps", 3), ("optim.final_rate", 0.5), ("optim.b1", 0.5), ("optim.b2", 0.5),
+    ("optim.eps", 0.5), ("optim.momentum", 0.5), ("init.new_embeddings", "random"),
+    ("init.new_bias", -3.0),
 ])  # fmt: skip
 def test_a_field_without_effect_is_refused_with_the_field_that_it_requires(name, value):
     section, field = name.split(".")
@@ -317,7 +318,7 @@ def test_a_field_that_was_given_is_refused_also_if_its_value_is_the_default(name
 
 
 def test_the_test_above_has_every_field_of_read_if():
-    assert len(config_lib.READ_IF) == 30
+    assert len(config_lib.READ_IF) == 31
 
 
 @pytest.mark.parametrize("name", sorted(config_lib.HIGHEST))

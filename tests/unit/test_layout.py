@@ -35,6 +35,7 @@ DOORS = {
     "absl": {
         "config_files",
         "cli.parser",
+        "cli.rerank_command",
         "cli.run_flags",
         "cli.score_flags",
         "cli.train_flags",
@@ -59,7 +60,7 @@ DOORS = {
     "ml_collections.config_flags": {"config_files"},
     "optuna": {"sweep.attempts", "sweep.importance", "sweep.study", "sweep.study_storage"},
     "orbax": {"training.checkpoint"},
-    "sacrebleu": {"scores.resampling", "scoring"},
+    "sacrebleu": {"scores.resampling", "scores.utilities", "scoring"},
     "safetensors": {"exchange.marian_folder", "exchange.folder", "training.parent"},
     "sentencepiece": {"data.tokens.sentencepiece_tokenizer"},
     "submitit": {"sweep.cluster"},

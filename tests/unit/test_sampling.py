@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite.decoding.constraints import forbid, force, no_early_end, no_repeated_ngram
-from flaxformer_lite.decoding.sampling import greedy, keep_top_k, keep_top_p, sample
+from flaxformer_lite.decoding.sampling import greedy, keep_epsilon, keep_top_k, keep_top_p, sample
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -71,6 +71,31 @@ def test_the_k_most_probable_tokens_are_kept_or_all_if_there_are_fewer(k):
 def test_tokens_equal_to_the_kth_are_kept_too(k, kept):
     logits = np.array([[2, 5, 1, 2, 5]], np.float32)
     assert_keeps(keep_top_k(jnp.asarray(logits), k), logits, np.isin(np.arange(5), kept)[None])
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 0.2, 0.5, 0.99])
+def test_tokens_of_a_probability_of_epsilon_or_more_are_kept_and_the_most_probable(epsilon):
+    shares = softmax(LOGITS)
+    expected = (shares >= epsilon) | (shares == shares.max(axis=1, keepdims=True))
+    assert (expected.sum(axis=1) == 1).all() == (epsilon >= 0.5) and not expected.all()
+    assert_keeps(keep_epsilon(jnp.asarray(LOGITS), epsilon), LOGITS, expected)
+
+
+def test_epsilon_restricts_the_tokens_that_top_k_and_top_p_leave():
+    logits = jnp.asarray(logs(0.4, 0.3, 0.2, 0.06, 0.04))
+    rows = jnp.zeros(1, jnp.int32)
+
+    def seen(**options):
+        keys = jax.random.split(jax.random.key(0), 400)
+        picked = jax.vmap(lambda key: sample(logits, key, rows, **options))(keys)
+        return set(np.asarray(picked).ravel().tolist())
+
+    assert seen() == {0, 1, 2, 3, 4}
+    assert seen(epsilon=0.05) == {0, 1, 2, 3}
+    assert seen(epsilon=0.43) == {0}
+    assert seen(epsilon=0.43, top_k=2) == {0}  # 0.4 / 0.7 = 0.57 and 0.43
+    assert seen(epsilon=0.42, top_k=2) == {0, 1}
+    assert seen(epsilon=0.25, temperature=100.0) == {0}  # all are under 0.25
 
 
 @pytest.mark.parametrize("p", [0.01, 0.3, 0.5, 0.77, 0.95, 0.999])
