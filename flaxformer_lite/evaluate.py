@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from flaxformer_lite import scoring, trained
+from flaxformer_lite.checks.metric_checks import metric_words
+from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.datasets import Dataset
@@ -16,6 +18,8 @@ from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import parallel, run_report
 from flaxformer_lite.training.saved_evaluation import Evaluation
+
+OWN = "own"  # in place of a command: that of the run
 
 
 def evaluate(workdir: str | Path, split: str, **options: Unpack[trained.LoadOptions]) -> Evaluation:
@@ -41,6 +45,8 @@ def evaluate_run(
     symbols: bool = False,
     groups: Sequence[str] | None = None,
     files: Mapping[str, Sequence[str]] | None = None,
+    metric_command: str | None = None,
+    metric_name: str | None = None,
     metric_files: Path | None = None,
 ) -> Evaluation:
     """Returns all metrics of a loaded model on a split; see `evaluate`.
@@ -50,6 +56,8 @@ def evaluate_run(
         known by their contents.
       references: texts by name, to compare translations with in place of the targets of the split.
       bootstrap, seed, symbols, groups, metric_files: as in `Evaluator.evaluate`.
+      metric_command, metric_name: as the fields of `train`. A command 'own' is that of the run,
+        None: no program runs, as the config of a run from others must not run code.
 
     Raises:
       InputError: the split does not exist; the numbers of its examples and of references differ;
@@ -70,8 +78,9 @@ def evaluate_run(
     seed = given.whole_number(seed, name="seed", least=0)
     if groups is not None and groups != LENGTH:
         groups = given.texts(groups, name="groups", item="group")
-    config, data = run.config, run.config.data
+    config, data = _with_program(run.config, metric_command, metric_name), run.config.data
     wanted = {"references": references, "bootstrap": bootstrap, "symbols": symbols}
+    wanted |= {"metric_command": metric_command}
     flags = [f"--{name}" for name, value in {**wanted, "groups": groups}.items() if value]
     if flags and config.model.architecture != "encoder_decoder":
         raise InputError(
@@ -107,6 +116,33 @@ def evaluate_run(
         groups=groups,
         metric_files=metric_files,
     )
+
+
+def _with_program(config: Config, command: str | None, name: str | None) -> Config:
+    """Returns the config with this `train.metric_command`, and the name of its number.
+
+    Raises:
+      InputError: the command is malformed, or 'own' and the run has none; or there is only a name.
+    """
+    own = config.train
+    if command is None and name is not None:
+        raise InputError("--metric_name: requires --metric_command, the program; add it.")
+    if command is None and own.metric_command is not None:
+        run_report.say(
+            "note: the program of this run, train.metric_command, runs with --metric_command=own"
+        )
+    if command == OWN:
+        command = own.metric_command
+        if command is None:
+            raise InputError(
+                "--metric_command=own: this run has no train.metric_command; name a program."
+            )
+    if command is not None:
+        metric_words(command, field="--metric_command")
+    train = dataclasses.replace(
+        own, metric_command=command, metric_name=own.metric_name if name is None else name
+    )
+    return dataclasses.replace(config, train=train)
 
 
 def _dataset_of(run: trained.Trained, split: str, files: Mapping[str, Sequence[str]]) -> Dataset:

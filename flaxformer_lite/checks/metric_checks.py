@@ -33,14 +33,16 @@ def check_metric_command(config: Config, given: Set[str]) -> None:
     metric_words(train.metric_command)
 
 
-def metric_words(command: str) -> list[str]:
+def metric_words(command: str, *, field: str = "config.train.metric_command") -> list[str]:
     """Returns the words of `train.metric_command`, split as by a shell, with their placeholders.
+
+    Args:
+      field: its name in error messages.
 
     Raises:
       InputError: a quote is not closed, or a placeholder is unknown, or there is none of the
         translations.
     """
-    field = "config.train.metric_command"
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -151,6 +151,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         symbols=request.symbols,
         groups=groups,
         metric_files=output / saved_evaluation.METRIC_FILES,
+        **request.program,
         **request.resampling,
     )
     intervals = measured.scores.intervals if measured.scores else None

@@ -23,6 +23,7 @@ from flaxformer_lite.cli.shared_flags import (
     model_given,
 )
 from flaxformer_lite.config_files import texts_of
+from flaxformer_lite.field_rules import EXTERNAL
 from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import WINDOW
 from flaxformer_lite.system.errors import InputError
@@ -44,6 +45,7 @@ class EvaluateRequest(NamedTuple):
     output: Path | None  # a folder; None: the samples folder of the run
     model: dict[str, Any]  # `average`, `parameters` and `ensemble`, if they are given
     decode: dict[str, Any]  # fields of DecodeConfig that are given
+    program: dict[str, Any]  # `metric_command` and `metric_name`, if they are given
 
 
 class TranslateRequest(NamedTuple):
@@ -108,6 +110,10 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
         )
         flag.strings("references", [], "reference files, R1,R2; default: the targets of the split")
         flag.string("output", None, "folder for the results; default: W/samples")
+        command = "program that computes a metric, as train.metric_command; own: that of the run"
+        flag.string("metric_command", None, command)
+        name = "name of its number; default: train.metric_name"
+        flag.enum("metric_name", None, list(EXTERNAL), name)
         define_comparison(values)
         define_decode(values)
         define_model(values)
@@ -116,7 +122,7 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
     usage = (
         "usage: evaluate --workdir=W [--split=test] [--bootstrap=1000] [--references=R1,R2] "
         "[--symbols]\n"
-        "       [--groups=F|length] [--method=beam ...]\n"
+        "       [--groups=F|length] [--metric_command=own] [--method=beam ...]\n"
         "       [--config.data.test_files=A,B: where the files are now]"
     )
     overrides, others = parser.split_overrides(arguments)
@@ -132,6 +138,11 @@ def parse_evaluate(arguments: Sequence[str]) -> EvaluateRequest:
         output=place_or_none(values.output),
         model=model_given(values),
         decode=decode_given(values),
+        program={
+            name: values[name].value
+            for name in ("metric_command", "metric_name")
+            if values[name].value is not None
+        },
     )
 
 

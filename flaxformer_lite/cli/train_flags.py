@@ -1,5 +1,6 @@
 """Flags of `train` and `plan`."""
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from flaxformer_lite.system.accelerators import ACCELERATORS, FORMER_NAMES
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 
+PROGRAM = "config.train.metric_command"  # its value runs
 MOST_DEVICES = 16_384  # of `plan`
 
 
@@ -140,6 +142,16 @@ def parse_plan(arguments: Sequence[str]) -> PlanRequest:
     )
 
 
+def _check_program(command: str, overrides: Sequence[str]) -> None:
+    """Raises InputError if only the config of a run, which may be of others, names a program."""
+    if not any(each.lstrip("-").startswith(f"{PROGRAM}=") for each in overrides):
+        raise InputError(
+            f"{PROGRAM}: the config of the run names the program {command!r}, and programs run "
+            "only if the command line or a config file names them; add --config=FILE, or "
+            f"{shlex.quote(f'--{PROGRAM}={command}')}."
+        )
+
+
 def _parse_config(
     arguments: Sequence[str], define: Callable[[flags.FlagValues], None], usage: str
 ) -> tuple[flags.FlagValues, config_lib.Config, str]:
@@ -155,5 +167,7 @@ def _parse_config(
         file = config_files.find_config(values.config or name)
         name, user_config = file.stem, config_files.load_config(file)
         config_files.find_beside(user_config, file.parent)
+    if "init" in values and values.config is None and user_config.train.metric_command:
+        _check_program(user_config.train.metric_command, overrides)
     overrides = [*init_flags.overrides(values), *overrides]
     return values, config_lib.resolve(config_files.override(user_config, overrides)), name

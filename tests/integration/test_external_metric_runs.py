@@ -91,18 +91,27 @@ def test_the_number_is_logged_and_the_lowest_error_is_the_best_checkpoint(
 
     monkeypatch.setattr(runtime, "start", lambda: None)  # it would change this process
     monkeypatch.setattr(commands, "exit_now", sys.exit)  # the real one ends the process
-    with pytest.raises(SystemExit) as ended:
-        commands.main(
-            ["evaluate", f"--workdir={run}", "--split=test[:2]", f"--output={tmp_path}/out"]
-        )
-    out = capfd.readouterr().out
-    assert ended.value.code == 0 and ["external_error", "0.125"] in map(str.split, out.splitlines())
+    evaluation = ["evaluate", f"--workdir={run}", "--split=test[:2]", f"--output={tmp_path}/out"]
+    for flag, count in ((), 5), (("--metric_command=own",), 6):
+        with pytest.raises(SystemExit) as ended:
+            commands.main([*evaluation, *flag])
+        out, err = capfd.readouterr()
+        assert ended.value.code == 0 and len(calls(tmp_path)) == count
+        assert ("note: the program of this run" in err) == (not flag)
+        assert ("external_error" in out) == bool(flag)
+    assert ["external_error", "0.125"] in map(str.split, out.splitlines())
     (file,) = (tmp_path / "out").glob("*.scores.json")
     stored = json.loads(file.read_text())
     assert stored["scores"]["external_error"] == 0.125
     assert stored["metric_command"] == changes["train.metric_command"]
     assert (tmp_path / "out/metric_command/references.txt").read_text().count("\n") == 2
-    assert evaluate.evaluate(run, "test[:2]").values["external_error"] == 0.0625
+    given = {"metric_command": f"{tmp_path}/metric.sh {{hypotheses}}"}
+    values = evaluate.evaluate_run(
+        trained.load(run), "test[:2]", **given, metric_name="external_score"
+    ).values
+    assert values["external_score"] == 0.0625 and "external_error" not in values
+    assert "external_error" not in evaluate.evaluate(run, "test[:2]").values
+    assert len(calls(tmp_path)) == 7
 
 
 @pytest.mark.slow
@@ -116,7 +125,7 @@ def test_a_program_that_always_fails_is_reported_and_the_run_completes(program, 
     assert err.count("train.metric_command: ") == 3
     assert "warning: no evaluation has the value of train.best_metric='external_error'" in err
     assert trained.load(run, average="none").origin.steps == (4,)
-    values = evaluate.evaluate(run, "test[:2]").values
+    values = evaluate.evaluate_run(trained.load(run), "test[:2]", metric_command="own").values
     assert math.isnan(values["external_error"]) and math.isfinite(values["bleu"])
 
 

@@ -88,7 +88,7 @@ def test_a_contradiction_between_overrides_is_refused():
 
 def test_evaluate_uses_the_test_split_by_default():
     assert parse_evaluate(["--workdir=w"]) == (
-        *(Path("w"), "test", [], {}, False, None, {}, None, {}, {}),
+        *(Path("w"), "test", [], {}, False, None, {}, None, {}, {}, {}),
     )
     assert parse_evaluate(["--workdir=w", "--beam_size=3", "--alpha=1"]).decode == {
         "beam_size": 3,
@@ -101,6 +101,7 @@ def test_evaluate_uses_the_test_split_by_default():
         "--bootstrap_seed=7",
         "--output=o",
         "--average=none",
+        "--metric_command=own",
     ]
     resampling = {"bootstrap": 1000, "seed": 7}
     references = [Path("a"), Path("b")]
@@ -115,6 +116,7 @@ def test_evaluate_uses_the_test_split_by_default():
         Path("o"),
         {"average": "none"},
         {},
+        {"metric_command": "own"},
     )
     assert parse_evaluate(["--workdir=w", *flags]) == expected
 
