@@ -17,7 +17,8 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import trained
 from flaxformer_lite.data.sources import whole_texts
 from flaxformer_lite.data.tokens.any_tokenizer import cut_at_end
-from flaxformer_lite.data.tokens.spans import Span, spans
+from flaxformer_lite.data.tokens.spans import Span, spans, spans_of_piece
+from flaxformer_lite.data.tokens.store import encode_pieces
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.decoder import EMPTY
 from flaxformer_lite.fields import EOS
@@ -284,14 +285,15 @@ def whole_file(rescorer: Rescorer, path: str) -> tuple[str, TokenScores, list[Sp
 
     The tokens are those of `evaluate` for this file.
     """
-    parts, ids, of_tokens, start = list[str](), list[np.ndarray](), list[Span](), 0
-    tokenizer = rescorer.run.tokenizer
-    for piece in whole_texts.pieces(path):
-        ids += tokenizer.encode([piece], side="target")
-        of_tokens += [(start + a, start + b) for a, b in spans(tokenizer, piece, "target")]
-        parts.append(piece)
+    tokenizer, start = rescorer.run.tokenizer, 0
+    parts, of_tokens = list(whole_texts.pieces(path)), list[Span]()
+    starts = [number == 0 for number in range(len(parts))]
+    ids = np.concatenate(encode_pieces(tokenizer, parts, starts, side="target"))
+    for piece, is_start in zip(parts, starts, strict=True):
+        found = spans_of_piece(tokenizer, piece, is_start=is_start)
+        of_tokens += [(start + first, start + stop) for first, stop in found]
         start += len(piece)
-    (tokens,) = rescorer.of_ids(None, [np.concatenate(ids)], ended=False)
+    (tokens,) = rescorer.of_ids(None, [ids], ended=False)
     return "".join(parts), tokens, of_tokens
 
 

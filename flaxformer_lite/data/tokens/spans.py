@@ -29,6 +29,22 @@ def spans(tokenizer: AnyTokenizer, text: str, side: str = "source") -> list[Span
     return list(zip(start_N.tolist(), end_N.tolist(), strict=True))
 
 
+def spans_of_piece(tokenizer: AnyTokenizer, text: str, *, is_start: bool) -> list[Span]:
+    """Returns the spans of the ids that `store.encode_pieces` returns for a piece of a target.
+
+    Args:
+      is_start: whether the piece is the start of a text. Another one is encoded after a line end,
+        unless a token spans both.
+    """
+    if is_start:
+        return spans(tokenizer, text, "target")
+    line_end, row = tokenizer.encode(["\n", "\n" + text], side="target", threads=1)
+    if not np.array_equal(row[: len(line_end)], line_end):
+        return spans(tokenizer, text, "target")
+    after = spans(tokenizer, "\n" + text, "target")[len(line_end) :]
+    return [(max(0, start - 1), end - 1) for start, end in after]
+
+
 def words(text: str) -> list[Span]:
     """Returns the characters of each word of `text`; white space separates words."""
     return [found.span() for found in re.finditer(r"\S+", text)]
