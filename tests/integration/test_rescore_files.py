@@ -1,28 +1,27 @@
-"""Scores of whole files and of trained runs: the figures of `evaluate`, of CTranslate2, and bits."""
+"""Scores of whole files and of trained runs: those of `evaluate` and of CTranslate2."""
 
+import gzip
 import json
 import math
 
+import ctranslate2
 import jax
 import numpy as np
 import pytest
 import runs
 
 from flaxformer_lite import rescore, trained
-from flaxformer_lite.cli import commands
-from flaxformer_lite.cli.rescore_flags import parse_rescore
-from flaxformer_lite.cli.rescore_lines import LineRescorer
 from flaxformer_lite.config import default_config, resolve, with_vocabulary
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import whole_texts
-from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.evaluator import Evaluator
+from flaxformer_lite.exchange.exports import export
 from flaxformer_lite.lines import whole_files
 from flaxformer_lite.lines.score_lines import Total
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import meshes, parallel
 
-LINE = "KING: What say you,  my lord?\n\n\tExit, gr\u00f6\u00dfer\r\nEnter 3 of them. \u2028Seven \u2581 men\n"
+LINE = "KING: What say you,  my lord?\n\n\tExit, gr\u00f6\u00dfer\r\n3 men. \u2028Seven \u2581\n"
 TEXT = "\n" + LINE * 97 + "no line end"
 WINDOWS = 67
 
@@ -77,7 +76,9 @@ def test_the_sums_over_a_whole_file_are_those_of_its_evaluation(folder, monkeypa
     for name in ("perplexity", "bits_per_byte", "nats_per_character"):
         assert values[name] == pytest.approx(evaluated[name], rel=2e-5)
     nats = -math.fsum(tokens.log_probs)
-    assert values["nats"] == nats and values["bits_per_byte"] == nats / math.log(2) / values["bytes"]
+    assert (
+        values["nats"] == nats and values["bits_per_byte"] == nats / math.log(2) / values["bytes"]
+    )
     # A line alone is a text without an end symbol; an overlap of windows gives more context.
     assert rescorer.tokens(["KING: "])[0].pieces[-1] != "</s>"
     assert rescore.Rescorer(run, stride=17).score(tokens) == rescorer.score(tokens)
@@ -102,8 +103,8 @@ def test_the_sums_over_lines_are_those_of_the_evaluation_of_packed_lines(folder,
 def trained_runs(tmp_path_factory):
     """Runs of both directions, which have learnt a little, and a language model of a whole file."""
     folder = tmp_path_factory.mktemp("trained")
-    changes = {**runs.TINY, "data.train_split": "train[:900]", "optim.learning_rate": 1e-2,
-               "train.checkpoint_every": 48, "data.num_buckets": None}  # fmt: skip
+    steps = {"train.num_steps": 16, "train.eval_every": 16, "train.checkpoint_every": 16}
+    changes = {**runs.TINY, **steps, "optim.learning_rate": 1e-2, "data.num_buckets": None}
     for name, language in (("forward", "en"), ("backward", "de")):
         runs.fit(folder / name, {**changes, "data.source_language": language})
     runs.fit(folder / "other", {**changes, "data.source_language": "en", "train.seed": 7})
@@ -115,32 +116,95 @@ def trained_runs(tmp_path_factory):
         "data.train_files": f"('{folder / 'text.txt'}',)",
         "data.whole_files": True,
         "data.windows": 32,
-        "data.num_buckets": None,
+        "data.buckets": "()",
         "data.train_split": "train[:90%]",
         "data.validation_split": "train[90%:]",
         "data.test_split": "train[90%:]",
         "data.vocab_limit": "soft",
-        "train.num_steps": 8,
+        **steps,
         "train.decode_examples": 0,
     }
     runs.fit(folder / "lm", lm)
     return folder
 
 
-def output_of(capfd, *arguments):
-    """What a command writes to standard output, run in this process."""
-    with pytest.raises(SystemExit) as ended:
-        commands.main([*map(str, arguments)])
-    out, err = capfd.readouterr()
-    assert ended.value.code == 0, err
-    return out.splitlines()
+def pairs_of(folder, number=41):
+    """Pairs of the test split: English and German."""
+    run = trained.load(folder / "forward")
+    dataset = pipeline.open_dataset(run.config)
+    texts = dataset.part("test").read(f"test[:{number}]")
+    return list(zip(texts.source, texts.target, strict=True))
 
 
-@pytest.fixture
-def no_exit(monkeypatch):
-    """Ends a command as `sys.exit`, not at once."""
+def output_of(*arguments):
+    """The lines that a command writes to standard output."""
+    done = runs.run(*map(str, arguments))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
-    def leave(code):
-        raise SystemExit(code)
 
-    monkeypatch.setattr(commands, "exit_now", leave)
+@pytest.mark.slow
+def test_the_command_writes_the_sums_of_both_directions_in_order(trained_runs, tmp_path):
+    pairs, (forward, backward) = pairs_of(trained_runs), ("forward", "backward")
+    with gzip.open(tmp_path / "pairs.tsv.gz", "wt", encoding="utf-8") as file:
+        file.writelines(f"{source}\t{target}\n" for source, target in pairs)
+    output_of(
+        "rescore", f"--workdir={trained_runs / forward}", f"--reverse={trained_runs / backward}",
+        f"--input={tmp_path / 'pairs.tsv.gz'}", f"--output={tmp_path / 'out.tsv'}", "--window=7",
+    )  # fmt: skip
+    rows = [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
+    both = rescore.load(trained_runs / forward, reverse=trained_runs / backward)
+    assert [float(row[0]) for row in rows] == pytest.approx(both(pairs), abs=2e-5)
+    one = rescore.load(trained_runs / forward)
+    assert [float(row[1]) for row in rows] == pytest.approx(one(pairs), abs=2e-5)
+    with pytest.raises(InputError, match="has the source language 'en', expected 'de'"):
+        rescore.load(trained_runs / forward, reverse=trained_runs / "other")
+
+
+@pytest.mark.slow
+def test_the_sums_and_the_words_of_a_file_agree(trained_runs):
+    lm, path = trained_runs / "lm", trained_runs / "text.txt"
+    (line,) = output_of("rescore", f"--workdir={lm}", f"--input={path}", "--total")
+    total = json.loads(line)
+    assert list(total) == ["nats", "tokens", "characters", "bytes", "perplexity", "bits_per_byte",
+                           "nats_per_character"]  # fmt: skip
+    rows = [
+        line.split("\t")
+        for line in output_of("rescore", f"--workdir={lm}", f"--input={path}", "--surprisal")
+    ]
+    bits = math.fsum(float(row[3]) for row in rows)
+    assert bits == pytest.approx(total["nats"] / math.log(2), rel=1e-6)
+    assert sum(int(row[4]) for row in rows) == total["tokens"]
+    lines = TEXT.split("\n")
+    assert [row[2] for row in rows] == TEXT.split()
+    for number, _, word, *_, start, end in rows:
+        assert lines[int(number) - 1][int(start) : int(end)] == word
+
+
+@pytest.mark.slow
+def test_an_ensemble_averages_the_probabilities_of_each_token(trained_runs):
+    pairs = pairs_of(trained_runs, 7)
+    folders = [trained_runs / name for name in ("forward", "other")]
+    members = [rescore.load(folder).tokens(pairs) for folder in folders]
+    together = rescore.load(folders[0], ensemble=folders[1]).tokens(pairs)
+    for both, *each in zip(together, *members, strict=True):
+        mean = np.mean([np.exp(tokens.log_probs) for tokens in each], axis=0)
+        np.testing.assert_allclose(np.exp(both.log_probs), mean, rtol=1e-4)
+    assert members[0] != members[1]
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_ctranslate2(trained_runs, tmp_path):
+    pairs = pairs_of(trained_runs)
+    rescorer = rescore.load(trained_runs / "forward")
+    run, sources = rescorer.run, [source for source, _ in pairs]
+    folder = tmp_path / "exported"
+    export(run, trained_runs, folder, kind="ctranslate2", quantization="float32", license=None)
+    engine = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
+    words = [
+        [[run.tokenizer.vocabulary_of(side)[i] for i in ids]
+         for ids in run.tokenizer.encode(texts, side=side)]
+        for side, texts in (("source", sources), ("target", [target for _, target in pairs]))
+    ]  # fmt: skip
+    theirs = [math.fsum(result.log_probs) for result in engine.score_batch(*words)]
+    assert rescorer(pairs) == pytest.approx(theirs, abs=1e-4)
