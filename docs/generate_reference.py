@@ -27,6 +27,7 @@ from flaxformer_lite.cli import (  # noqa: E402
     exchange_flags,
     parser,
     rerank_command,
+    rescore_flags,
     run_flags,
     score_flags,
     shared_flags,
@@ -44,6 +45,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
     "score": score_flags.parse_score,
     "rerank": rerank_command.parse_rerank,
     "translate": run_flags.parse_translate,
+    "rescore": rescore_flags.parse_rescore,
     "classify": run_flags.parse_classify,
     "generate": run_flags.parse_generate,
     "plot": run_flags.parse_plot,
@@ -55,12 +57,12 @@ PARSERS: dict[str, Callable[[Sequence[str]], object]] = {
 SHARED = {  # flags of several commands: title, introduction, the function that defines them
     "parameters": (
         "Flags for parameters",
-        "`evaluate`, `translate`, `classify`, `generate` and `export` take these flags.",
+        "`evaluate`, `translate`, `rescore`, `classify`, `generate` and `export` take these flags.",
         shared_flags.define_model,
     ),
     "devices": (
         "Flags for ensembles and devices",
-        "`evaluate`, `translate`, `classify` and `generate` take these flags.",
+        "`evaluate`, `translate`, `rescore`, `classify` and `generate` take these flags.",
         shared_flags.define_together,
     ),
     "decoding": (
