@@ -167,7 +167,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flag.integer("alignment_layer", None, layer)
         head = "--alignments: head of this layer, from 0; default: the mean of all heads"
         flag.integer("alignment_head", None, head)
-        shift = "--alignments: step of a token: it predicts the token, or has it as its input"
+        shift = "--alignments: step that predicts a token, or has it as input; default: output"
         flag.enum("alignment_shift", None, ["output", "input"], shift)
         flag.boolean("scores", False, "write the log-probability of each translation before it")
         flag.boolean("token_scores", False, "as --scores, and write the score of each token")

@@ -12,7 +12,7 @@ from flaxformer_lite.system.errors import InputError
 
 
 def test_the_rates_are_those_of_a_hand_made_example():
-    # A: 4 links; S: 3, of which A has 2; P: 5, of which A has 3.
+    # A: 4 links; S: 3, and A has 2 of them; P: 5, and A has 3 of them.
     hypotheses = word_links.all_links(["0-0 1-1 2-3", "0-1"], name="hyp")
     references = word_links.references(["0-0 1-1 2p2 2p3", "1-0"], name="ref")
     found = alignment_scores(hypotheses, references)

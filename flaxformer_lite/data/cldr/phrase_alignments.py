@@ -29,7 +29,7 @@ FIELDS = {"c": "E", "L": "M", "h": "H", "K": "H", "k": "H", "b": "a", "B": "a"}
 PERIOD, HOUR = "a", "H"  # 'PM' has no word in '15:05', but says something of its hour
 JOINING = "joining"  # words between a date and a time, 'at'
 
-Segment = tuple[str | None, str]  # what it says, None for a literal of the pattern; its text
+Segment = tuple[str | None, str]  # its name, None for a literal of the pattern; its text
 Words = Mapping[str, list[int]]  # the numbers of the words of each segment
 
 
