@@ -22,6 +22,9 @@ TEMPLATE = Path(__file__).with_name("attention_page.html")
 class AttentionMap:
     """The weights of one kind of attention: (layers, heads, queries, keys).
 
+    `aligned`: if not None, the first so many queries are linked to the first so many keys, each to
+    the one with the largest weight; the others are end symbols.
+
     Raises:
       InputError: the weights are not finite, or their shape does not fit the tokens.
     """
@@ -30,6 +33,7 @@ class AttentionMap:
     query_tokens: Sequence[str]
     key_tokens: Sequence[str]
     weights_NHTS: np.ndarray
+    aligned: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         shape = np.shape(self.weights_NHTS)
@@ -40,6 +44,19 @@ class AttentionMap:
                 f"{self.name}: expected finite weights (layers, heads, {tokens[0]}, {tokens[1]}), "
                 f"got {shape}."
             )
+
+    def links(self) -> list[Any] | None:
+        """Returns the key of each aligned query, by layer and head; the mean is the last head.
+
+        None: the queries are not aligned.
+        """
+        if self.aligned is None or not all(self.aligned):
+            return None
+        queries, keys = self.aligned
+        weights_NHTS = np.asarray(self.weights_NHTS, np.float64)[:, :, :queries, :keys]
+        mean_N1TS = weights_NHTS.mean(axis=1, keepdims=True)
+        found: list[Any] = np.concatenate([weights_NHTS, mean_N1TS], axis=1).argmax(-1).tolist()
+        return found
 
 
 def visible(token: str) -> str:
@@ -65,6 +82,7 @@ def html_page(maps: Sequence[AttentionMap], *, title: str) -> str:
             "queries": [visible(token) for token in each.query_tokens],
             "keys": [visible(token) for token in each.key_tokens],
             "weights": _thousandths(each.weights_NHTS),
+            "links": each.links(),
         }
         for each in maps
     ]

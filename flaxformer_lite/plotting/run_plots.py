@@ -43,11 +43,13 @@ def attention_maps(run: trained.Trained, text: str) -> list[attention_page.Atten
         raise InputError("--text: expected a text with at least one token, got none.")
     architecture = run.config.model.architecture
     source = [*([BOS] if architecture == "encoder_classifier" else []), *ids, EOS]
+    aligned: dict[str, tuple[int, int]] = {}
     encoded = source
     if architecture == "encoder_decoder":
         (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [ids])
         longest = run.config.model.max_length  # such a translation has no end symbol
         predicted = [*target, EOS][:longest]
+        aligned = {"cross-attention": (len(target), len(ids))}
         inputs = [source, [BOS, *target][:longest]]
         if run.config.model.decoder == "masked":  # reads its own output; LENGTH precedes the source
             inputs, encoded = [source, predicted], [transformer.LENGTH, *source]
@@ -63,11 +65,10 @@ def attention_maps(run: trained.Trained, text: str) -> list[attention_page.Atten
         "decoder self-attention": (predicted, read),
         "cross-attention": (predicted, source),
     }
+    stacked = {name: np.stack([each[0] for each in layers]) for name, layers in weights.items()}
     return [
-        attention_page.AttentionMap(
-            name, *tokens[name], np.stack([each_BHTS[0] for each_BHTS in layers])
-        )
-        for name, layers in weights.items()
+        attention_page.AttentionMap(name, *tokens[name], weights_NHTS, aligned.get(name))
+        for name, weights_NHTS in stacked.items()
     ]
 
 

@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from flaxformer_lite import alignments, translate
+from flaxformer_lite import alignments, trained, translate
 from flaxformer_lite.cli import commands
 from flaxformer_lite.data.tokens.spans import spans, word_of, words
 from flaxformer_lite.decoding.cross_attention import Heads
 from flaxformer_lite.model.ensemble import Ensemble
+from flaxformer_lite.plotting import run_plots
 from flaxformer_lite.scores import word_links
 from flaxformer_lite.scores.alignment_error import alignment_scores
 from flaxformer_lite.scores.word_links import Reference
@@ -113,6 +114,22 @@ def test_translations_are_aligned_as_pairs_of_their_texts(run, finished_run):
     assert texts == translator(SOURCES)
     chosen = alignments.load(finished_run, layer=0, head=1)
     assert [links for _, links in found] == chosen(list(zip(SOURCES, texts, strict=True)))
+
+
+def test_the_attention_page_has_the_same_links_of_tokens(run, aligner):
+    (text,) = SOURCES[:1]
+    (cross,) = (
+        each for each in run_plots.attention_maps(run, text) if each.name == "cross-attention"
+    )
+    ids = run.encode([text])
+    target = trained.make_decoder(run.model, run.config, run.mesh)(run.params, ids)
+    assert cross.aligned == (len(target[0]), len(ids[0]))
+    for head in (1, None):
+        reading = alignments.Reading(Heads(0, head))
+        (position_T,) = alignments.Aligner(run, reading).of_ids(ids, target)
+        assert cross.links()[0][-1 if head is None else head] == position_T.tolist()
+    (other,) = (each for each in run_plots.attention_maps(run, text) if "encoder" in each.name)
+    assert other.links() is None
 
 
 def test_translate_adds_the_links_after_the_last_tab(command, run, finished_run, tmp_path):
