@@ -21,8 +21,6 @@ from flaxformer_lite import trained
 from flaxformer_lite.fields import EOS
 from flaxformer_lite.lines import chunks
 from flaxformer_lite.lines.line_windows import WINDOW, Answer, Window
-from flaxformer_lite.lines.score_lines import tsv
-from flaxformer_lite.scores.word_links import line_of
 from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training.token_scores import TokenScorer, TokenScores
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from flaxformer_lite.scores.utilities import Utility
 
 LONG = ("refuse", "split")  # the treatments of a text that is too long for the model
+SHORTER = "split it into shorter sentences"
 CHUNK_STRIDE = 1_000_003  # chunk k of text n is sampled with the number n + k * CHUNK_STRIDE
 
 
@@ -262,62 +261,33 @@ class Translator:
 
 
 class LineTranslator:
-    """Returns the output lines of the command for a window of input lines.
-
-    A translation of each line, on request with its alignment; or its n best with their numbers and
-    scores.
-    """
+    """Returns the translation of each line of a window of input lines."""
 
     def __init__(
         self,
         translator: Translator,
         *,
         prefix: str | None = None,
-        n_best: int | None = None,
         long: str = "refuse",
-        scores: bool = False,
-        token_scores: bool = False,
-        alignments: ReadingOptions | None = None,
-        mbr: int | None = None,
-        utility: "str | Utility" = "chrf",
+        rule: "MbrRule | None" = None,
     ):
         """
         Args:
-          scores: whether each line starts with the log-probability of its translation.
-          token_scores: whether each line also has the pieces and their log-probabilities.
-          alignments: the weights that are the alignment, see `alignments.reading_of`, which is
-            added to each line after a tab; None: no alignment.
+          prefix: the start of each translation.
+          long: see `Translator.stream`.
+          rule: translates ids; None: `Translator.translate_ids`.
 
         Raises:
-          InputError: the prefix is too long, or options exclude each other.
+          InputError: the prefix is too long, or an option has another value.
         """
-        self._translator, self._run = translator, translator.run
-        self._n_best, self._long = n_best, long
-        self._scores, self._token_scores = scores or token_scores, token_scores
-        if self._scores:
-            flag = "--scores" if scores else "--token_scores"
-            _check_scores(flag, self._run, n_best=n_best, long=long)
+        self._run, self._long = translator.run, long
+        self._translate: Callable[..., list[str]] = rule or translator.translate_ids
         if long not in LONG:
             raise InputError(f"long: expected {' or '.join(LONG)}, got {long!r}.")
         if prefix is not None and self._run.config.decode.method == "mask_predict":
             raise InputError(
                 "--prefix: decode.method='mask_predict' predicts all tokens at once; leave it out."
             )
-        if n_best and long == "split":
-            raise InputError(
-                "--long=split: applies only to one translation a line; leave out --n_best."
-            )
-        if alignments is not None and (n_best or long == "split"):
-            raise InputError(
-                f"--{'n_best' if n_best else 'long=split'}: --alignments applies to one "
-                "translation of a whole line; leave one of the two out."
-            )
-        self._aligner = None if alignments is None else aligner_of(self._run, **alignments)
-        if n_best:
-            translator.n_best([], n_best)  # raises if the number is too large
-        self._translate: Callable[..., list[str]] = translator.translate_ids
-        if mbr is not None:
-            self._translate = translator.mbr_rule(mbr, utility)
         self._prefix = None
         if prefix is not None:
             (self._prefix,) = self._run.encode(
@@ -326,10 +296,6 @@ class LineTranslator:
 
     def __call__(self, window: Window) -> Answer:
         """Raises InputError if a line is too long."""
-        if self._n_best:
-            return Answer(self._n_best_lines(window, self._n_best))
-        if self._scores:
-            return Answer(self._scored_lines(window))
         cut = chunks.cut if self._long == "split" else lambda line, fits: [chunks.Segment(line)]
         chunks_of_lines = [cut(line, self._run.fits) for line in window.lines]
         numbered = [
@@ -338,7 +304,14 @@ class LineTranslator:
             for k, chunk in enumerate(line)
         ]
         texts = [chunk.text for *_, chunk in numbered]
-        sources = self._encode(texts, window.name, [n + 1 for n, *_ in numbered])
+        advice = "split it into shorter sentences, or have that done by --long=split"
+        sources = _sources(
+            self._run,
+            texts,
+            name=window.name,
+            numbers=[n + 1 for n, *_ in numbered],
+            advice=SHORTER if window.name == "text" else advice,
+        )
         prefixes = None
         if self._prefix is not None:
             prefixes = [self._prefix if k == 0 else np.empty(0, np.int32) for _, k, _ in numbered]
@@ -348,57 +321,14 @@ class LineTranslator:
             chunks.join(list(itertools.islice(translated, len(line))), line)
             for line in chunks_of_lines
         ]
-        if self._aligner is not None:
-            links = self._aligner.of_translations(window.lines, lines)
-            lines = [f"{line}\t{line_of(each)}" for line, each in zip(lines, links, strict=True)]
         return Answer(lines, sum(len(line) > 1 for line in chunks_of_lines))
 
-    def _n_best_lines(self, window: Window, n: int) -> list[str]:
-        sources = self._encode(window.lines, window.name, window.numbers)
-        prefixes = None if self._prefix is None else [self._prefix] * len(sources)
-        found = zip(
-            window.numbers,
-            self._translator.n_best_of_ids(sources, n, prefixes),
-            strict=True,
+    def encode(self, window: Window) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+        """Returns the ids of whole lines and of their prefixes; raises InputError if too long."""
+        sources = _sources(
+            self._run, window.lines, name=window.name, numbers=window.numbers, advice=SHORTER
         )
-        return [f"{number}\t{score:.6f}\t{text}" for number, row in found for text, score in row]
-
-    def _scored_lines(self, window: Window) -> list[str]:
-        sources = self._encode(window.lines, window.name, window.numbers)
-        prefixes = None if self._prefix is None else [self._prefix] * len(sources)
-        numbers = [number % 2**31 for number in range(window.first, window.first + len(sources))]
-        lines = []
-        for text, tokens in self._translator.scored_ids(sources, prefixes, numbers):
-            shown = text.replace("\t", " ")  # a tab ends a column
-            line = f"{tokens.log_prob:.6f}\t{shown}"
-            if self._token_scores:
-                columns = {"pieces": tokens.pieces, "log_probs": tokens.log_probs}
-                line += f"\t{tsv(columns)}"
-            lines.append(line)
-        return lines
-
-    def _encode(self, texts: Sequence[str], name: str, numbers: Sequence[int]) -> list[np.ndarray]:
-        advice = "split it into shorter sentences, or have that done by --long=split"
-        if name == "text" or self._n_best or self._scores:
-            advice = "split it into shorter sentences"
-        return _sources(self._run, texts, name=name, numbers=numbers, advice=advice)
-
-
-def _check_scores(flag: str, run: trained.Trained, *, n_best: int | None, long: str) -> None:
-    """Raises InputError if a line cannot have a score."""
-    if run.config.decode.method == "mask_predict":
-        raise InputError(
-            f"{flag}: decode.method='mask_predict' predicts all tokens at once, and its texts have "
-            "no probability; leave it out."
-        )
-    if n_best:
-        raise InputError(
-            f"{flag}: the lines of --n_best have the score of the beam; leave one of the two out."
-        )
-    if long == "split":
-        raise InputError(
-            f"{flag}: a line in segments has no score of its own; leave out --long=split."
-        )
+        return sources, None if self._prefix is None else [self._prefix] * len(sources)
 
 
 def _sources(run: trained.Trained, texts: Sequence[str], **called: Any) -> list[np.ndarray]:

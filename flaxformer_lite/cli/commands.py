@@ -195,20 +195,9 @@ def translate(arguments: Sequence[str]) -> int:
     from flaxformer_lite.system import runtime
 
     runtime.start()
-    from flaxformer_lite import translate
-    from flaxformer_lite.lines import line_job
+    from flaxformer_lite.cli import translate_lines
 
-    # The model loads before the command waits for standard input.
-    translator = translate.load(request.workdir, **request.model, **request.decode)
-    answer = translate.LineTranslator(translator, **request.lines)
-    split = line_job.run(
-        request.job, answer, asked=lambda: {**request.settings, **translator.run.asked()}
-    )
-    if split:
-        print(
-            f"note: lines that were too long for the model and translated in segments: {split:,}",
-            file=sys.stderr,
-        )
+    translate_lines.run(request)
     return 0
 
 

@@ -11,6 +11,7 @@ import pytest
 import runs
 
 from flaxformer_lite import rescore, trained, translate
+from flaxformer_lite.cli import translate_lines
 from flaxformer_lite.cli.rescore_flags import parse_rescore
 from flaxformer_lite.cli.rescore_lines import LineRescorer
 from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
@@ -329,16 +330,19 @@ def test_wrong_arguments_are_one_message(call, message):
 
 def test_scores_of_translations_exclude_options_that_leave_them_unclear():
     for options, message in [
-        ({"scores": True, "n_best": 1}, "--scores: the lines of --n_best have the score"),
-        ({"token_scores": True, "long": "split"}, "--token_scores: a line in segments"),
+        ({"scores": True, "n_best": 1}, "--n_best: its lines have no place for what --scores"),
+        ({"scores": True, "mbr": 2}, "--scores: its lines have no place for what --mbr writes"),
+        ({"scores": True, "alignments": {}}, "--scores: its lines have no place for what --align"),
+        ({"token_scores": True, "long": "split"}, "--long=split: .* leave out --token_scores"),
+        ({"alignments": {}, "long": "split"}, "--long=split: .* leave out --alignments"),
     ]:
         with pytest.raises(InputError, match=message):
-            translate.LineTranslator(translator_of(method="beam", beam_size=3), **options)
-    answer = translate.LineTranslator(translator_of(), token_scores=True)
+            translate_lines.lines_of(translator_of(method="beam", beam_size=3), **options)
+    answer = translate_lines.lines_of(translator_of(), token_scores=True)
     (line,) = answer(Window(["abc"])).lines
     (found,) = translator_of().scored(["abc"])
     score, text, pieces, log_probs = line.split("\t")
     assert (float(score), text) == (pytest.approx(found.tokens.log_prob, abs=1e-6), found.text)
     assert len(pieces.split(" ")) == len(log_probs.split(" ")) == len(found.tokens.pieces)
-    plain = translate.LineTranslator(translator_of(), scores=True)(Window(["abc"])).lines
+    plain = translate_lines.lines_of(translator_of(), scores=True)(Window(["abc"])).lines
     assert plain == [f"{score}\t{text}"]

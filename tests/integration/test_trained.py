@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from flaxformer_lite import classify, generate, trained, translate
+from flaxformer_lite.cli import translate_lines
 from flaxformer_lite.config import (
     Config,
     DataConfig,
@@ -196,7 +197,7 @@ def test_chunks_of_a_text_are_sampled_separately_and_only_the_first_has_the_pref
 
 def test_n_best_translations_have_the_numbers_of_their_lines_and_exclude_chunks():
     translator = translator_of(**BEAM)
-    lines = translate.LineTranslator(translator, n_best=2)(Window(TEXTS[:3], first=100)).lines
+    lines = translate_lines.lines_of(translator, n_best=2)(Window(TEXTS[:3], first=100)).lines
     found = [
         (n, *pair)
         for n, row in enumerate(translator.n_best(TEXTS[:3], 2), start=101)
@@ -205,9 +206,9 @@ def test_n_best_translations_have_the_numbers_of_their_lines_and_exclude_chunks(
     assert lines == [f"{n}\t{score:.6f}\t{text}" for n, text, score in found]
     with pytest.raises(
         ValueError,
-        match=r"^--long=split: applies only to one translation a line; leave out --n_best",
+        match=r"^--long=split: applies only to plain translations; leave out --n_best",
     ):
-        translate.LineTranslator(translator, n_best=2, long="split")
+        translate_lines.lines_of(translator, n_best=2, long="split")
     with pytest.raises(ValueError, match=r"^long: expected refuse or split, got 'cut'"):
         translate.LineTranslator(translator, long="cut")
 

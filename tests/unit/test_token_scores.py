@@ -1,4 +1,4 @@
-"""Log-probabilities of given ids: those of the logits, whatever the batch, the parts, the devices."""
+"""Log-probabilities of given ids: those of the logits, for any batch, parts and devices."""
 
 import dataclasses
 
