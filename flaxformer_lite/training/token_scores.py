@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -74,24 +74,30 @@ def token_log_probs(
       row_shards: how many devices the compiler splits the rows over.
     """
     labels_BT = batch["target"]
-    length, vocab_size = labels_BT.shape[1], model.config.output_vocab_size or 0
+    logits_of_row = labels_BT.shape[1] * (model.config.output_vocab_size or 0)
     split = functools.partial(losses.parts_of, len(labels_BT), row_shards=row_shards)
     if isinstance(model, Ensemble):
-        parts = split(len(model.configs) * length * vocab_size)
 
-        def of_part(batch: Batch) -> jax.Array:
+        def of_batch(batch: Batch) -> jax.Array:
             inputs, _ = predictions.decoder_inputs(batch, model=model)
             return _of_labels(predictions.apply(model, params, *inputs), batch["target"])
 
-        of_parts = jax.lax.map(of_part, loss_in_parts.split_rows(batch, parts))
-        return loss_in_parts.join_rows(of_parts)
+        return _in_parts(of_batch, batch, parts=split(len(model.configs) * logits_of_row))
     x_BTD, *_ = predictions.of_tokens(params, batch, model=model)
     weights = predictions.apply(model, params, method="output_weights")
-    parts = split(length * vocab_size)
-    of_parts = jax.lax.map(
-        lambda part: _of_labels(project(part[0], weights, model.config), part[1]),
-        loss_in_parts.split_rows((x_BTD, labels_BT), parts),
-    )
+
+    def of_features(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x_BTD, labels_BT = rows
+        return _of_labels(project(x_BTD, weights, model.config), labels_BT)
+
+    return _in_parts(of_features, (x_BTD, labels_BT), parts=split(logits_of_row))
+
+
+def _in_parts(function: Callable[[Any], jax.Array], rows: Any, *, parts: int) -> jax.Array:
+    """Returns `function(rows)`, computed in `parts` parts of the rows."""
+    if parts == 1:
+        return function(rows)
+    of_parts = jax.lax.map(function, loss_in_parts.split_rows(rows, parts))
     return loss_in_parts.join_rows(of_parts)
 
 
