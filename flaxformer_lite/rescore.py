@@ -77,7 +77,7 @@ class Rescorer:
         self._stride = _checked_stride(stride, data.windows)
         self._has_end = not data.whole_files
         self._pieces = run.tokenizer.vocabulary_of("target")
-        tokens = tokens_per_batch or decode.tokens_per_batch
+        tokens = tokens_per_batch or data.tokens_per_batch
         self._scorer = TokenScorer(run.model, run.mesh, tokens_per_batch=tokens)
         if reverse is not None:
             _check_reverse(run, reverse.run)
@@ -375,7 +375,8 @@ def load(
         The default of `penalty` is that of the run.
       stride: for a language model with `data.windows`, the tokens that each window of a longer text
         adds; the others are context. None: whole windows, as in evaluation.
-      tokens_per_batch: target positions scored at once; None: `decode.tokens_per_batch`.
+      tokens_per_batch: target positions scored at once; None: `data.tokens_per_batch`, as in
+        evaluation.
       options: `average`, `parameters`, `ensemble` and `tensor`, as in `trained.load`. All but
         `ensemble` apply to `reverse` too.
 

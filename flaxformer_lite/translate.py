@@ -135,8 +135,7 @@ class Translator:
                 "have no probability; leave them out."
             )
         if self._scorer is None:
-            config = self.run.config
-            tokens = config.decode.tokens_per_batch
+            tokens = self.run.config.data.tokens_per_batch
             self._scorer = TokenScorer(self.run.model, self.run.mesh, tokens_per_batch=tokens)
         found = self._decoder.with_ends(
             self.run.params, sources, prefixes=prefixes, numbers=numbers

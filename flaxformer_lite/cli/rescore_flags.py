@@ -51,7 +51,7 @@ def parse_rescore(arguments: Sequence[str]) -> RescoreRequest:
         flag.string("penalty", None, penalty)
         stride = "tokens that each window of a text adds, with data.windows; default: all of it"
         flag.integer("stride", None, stride, lower_bound=1)
-        batch = "target positions scored at once, padding counted"
+        batch = "target positions scored at once, padding counted; default: data.tokens_per_batch"
         flag.integer("tokens_per_batch", None, batch, lower_bound=1)
         define_model(values)
         define_together(values)

@@ -43,7 +43,7 @@ class TokenScores:
     @classmethod
     def of(cls, ids: np.ndarray, log_probs: np.ndarray, vocabulary: Sequence[str]) -> "TokenScores":
         """Returns the scores of ids; `vocabulary`: the piece of each id."""
-        return cls(tuple(vocabulary[i] for i in ids), tuple(log_probs.tolist()))
+        return cls(tuple(vocabulary[i] for i in ids.tolist()), tuple(log_probs.tolist()))
 
     @property
     def log_prob(self) -> float:

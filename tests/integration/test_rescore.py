@@ -53,8 +53,15 @@ def run_of(architecture="encoder_decoder", *, data=(), d_ff=11, **decode):
     params = jax.tree_util.tree_map_with_path(with_ends, params)
     whole = Config(
         model=config,
-        data=DataConfig(**{"vocab_size": config.vocab_size, "dataset": "x", **dict(data)}),
-        decode=DecodeConfig(**{"tokens_per_batch": 8 * LONGEST, "max_extra_length": 5, **decode}),
+        data=DataConfig(
+            **{
+                "vocab_size": config.vocab_size,
+                "dataset": "x",
+                "tokens_per_batch": 8 * LONGEST,
+                **dict(data),
+            }
+        ),
+        decode=DecodeConfig(**{"max_extra_length": 5, **decode}),
     )
     mesh = meshes.make_mesh(1)
     return trained.Trained(whole, TOKENIZER, model, jax.device_put(params), mesh, None)
