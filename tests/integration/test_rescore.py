@@ -1,97 +1,30 @@
-"""Scores of given texts: pairs and texts, both directions, words, files; and of translations."""
+"""Scores of given texts: pairs and texts, both directions, words; and of translations."""
 
 import dataclasses
-import functools
 import json
 import math
 
-import jax
 import numpy as np
 import pytest
-import runs
+from scored import (
+    LONGEST,
+    PAIRS,
+    TOKENIZER,
+    as_lines,
+    lines_of,
+    rescorer_of,
+    run_of,
+    translator_of,
+    with_data,
+)
 
-from flaxformer_lite import rescore, trained, translate
+from flaxformer_lite import rescore
 from flaxformer_lite.cli import translate_lines
-from flaxformer_lite.cli.rescore_flags import parse_rescore
-from flaxformer_lite.cli.rescore_lines import LineRescorer
-from flaxformer_lite.config import Config, DataConfig, DecodeConfig, ModelConfig
-from flaxformer_lite.data.tokens.symbol_tokenizer import SymbolTokenizer, counted
 from flaxformer_lite.decoding import beam
-from flaxformer_lite.fields import EOS
-from flaxformer_lite.lines import line_job
-from flaxformer_lite.lines.line_job import LineJob
 from flaxformer_lite.lines.line_windows import Window
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.training import meshes
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
-
-LETTERS = "abcdefg hijkl"
-TOKENIZER = SymbolTokenizer(counted([LETTERS], kind="char"))
-LONGEST = 16  # tokens with the end symbol: all texts have one padded length
-MODEL = ModelConfig(
-    vocab_size=TOKENIZER.vocab_size,
-    d_model=14,
-    num_heads=7,
-    d_ff=11,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_length=LONGEST,
-)
-PAIRS = [("abc", "cab d"), ("ba", ""), ("a b", "b"), ("kl", "lk ah")]
-
-
-@functools.cache
-def run_of(architecture="encoder_decoder", *, data=(), d_ff=11, **decode):
-    config = dataclasses.replace(MODEL, architecture=architecture, d_ff=d_ff)
-    model, params = runs.varied_model(config)
-
-    def with_ends(path, leaf):
-        """Makes the end symbol more probable, so that some outputs have it and others are cut."""
-        return leaf.at[EOS].multiply(-3) if "embedding" in jax.tree_util.keystr(path) else leaf
-
-    params = jax.tree_util.tree_map_with_path(with_ends, params)
-    whole = Config(
-        model=config,
-        data=DataConfig(
-            **{
-                "vocab_size": config.vocab_size,
-                "dataset": "x",
-                "tokens_per_batch": 8 * LONGEST,
-                **dict(data),
-            }
-        ),
-        decode=DecodeConfig(**{"max_extra_length": 5, **decode}),
-    )
-    mesh = meshes.make_mesh(1)
-    return trained.Trained(whole, TOKENIZER, model, jax.device_put(params), mesh, None)
-
-
-def with_data(**data):
-    return tuple(data.items())
-
-
-@functools.cache
-def rescorer_of(architecture="encoder_decoder", *, data=(), d_ff=11, **options):
-    return rescore.Rescorer(run_of(architecture, data=data, d_ff=d_ff), **options)
-
-
-@functools.cache
-def translator_of(**decode):
-    return translate.Translator(run_of(**decode))
-
-
-def request_of(*flags):
-    return parse_rescore(["--workdir=w", *flags])
-
-
-def lines_of(rescorer, lines, *flags):
-    """The output of the command for lines of a file."""
-    return LineRescorer(rescorer, request_of(*flags))(Window(lines, 0, "in.tsv, line"))
-
-
-def as_lines(pairs=PAIRS):
-    return ["\t".join(pair) for pair in pairs]
 
 
 def test_tokens_sum_to_scores_and_an_empty_target_is_the_end_symbol_alone():
@@ -114,8 +47,10 @@ def test_a_blank_source_has_only_the_empty_translation_as_in_decoding():
 
 @pytest.mark.parametrize("decode", [
     {"method": "greedy"},
-    {"method": "sample", "temperature": 2.0, "seed": 3},
-    {"method": "beam", "beam_size": 3, "no_repeat_ngram": 2},
+    pytest.param({"method": "sample", "temperature": 2.0, "seed": 3}, marks=pytest.mark.slow),
+    pytest.param(
+        {"method": "beam", "beam_size": 3, "no_repeat_ngram": 2}, marks=pytest.mark.slow
+    ),
 ], ids=["greedy", "sample", "beam"])  # fmt: skip
 def test_the_scores_of_translations_are_those_of_their_ids(decode):
     translator, sources = translator_of(**decode), ["abc", "ba kl", "a", ""]
@@ -194,42 +129,6 @@ def test_models_without_a_probability_of_texts_are_refused_by_name():
         rescore.Rescorer(run_of("decoder_lm"), reverse=rescorer_of())
 
 
-def test_columns_are_score_perplexity_and_tokens_then_pieces_and_their_scores():
-    lines, _ = lines_of(rescorer_of(), as_lines(), "--tokens")
-    objects, _ = lines_of(rescorer_of(), as_lines(), "--tokens", "--format=jsonl")
-    for line, text, (_, target) in zip(lines, objects, PAIRS, strict=True):
-        score, perplexity, count, pieces, log_probs = line.split("\t")
-        found = json.loads(text)
-        assert list(found) == ["score", "perplexity", "tokens", "pieces", "log_probs"]
-        assert found["pieces"] == [*target, "</s>"] and found["tokens"] == int(count)
-        assert pieces.replace("<0x20>", "_").split(" ") == [*target.replace(" ", "_"), "</s>"]
-        assert len(pieces.split(" ")) == int(count) == len(log_probs.split(" "))
-        assert sum(map(float, log_probs.split(" "))) == pytest.approx(float(score), abs=1e-5)
-        assert math.fsum(found["log_probs"]) == pytest.approx(found["score"], abs=1e-12)
-        assert float(perplexity) == pytest.approx(math.exp(-float(score) / int(count)), rel=1e-4)
-
-
-@pytest.mark.parametrize(("line", "tabs"), [("abc", 0), ("a\tb\tc", 2)])
-def test_a_malformed_line_is_refused_with_its_file_and_number(line, tabs):
-    with pytest.raises(InputError, match=rf"^in\.tsv, line 2: expected .* got {tabs} tabs"):
-        lines_of(rescorer_of(), ["a\tb", line])
-
-
-@pytest.mark.parametrize("pair", [("a" * LONGEST, "b"), ("b", "a" * LONGEST)])
-def test_a_long_line_is_refused_with_its_number_or_skipped_without_a_score(pair):
-    lines = as_lines([PAIRS[0], pair, PAIRS[2]])
-    with pytest.raises(InputError, match=r"in\.tsv, line 2: 16 tokens.*--long=skip"):
-        lines_of(rescorer_of(), lines)
-    answer = lines_of(rescorer_of(), lines, "--long=skip")
-    whole = lines_of(rescorer_of(), as_lines())
-    assert answer.split == 1
-    assert answer.lines == [whole.lines[0], "nan\tnan\t0", whole.lines[2]]
-    objects = lines_of(rescorer_of(), lines, "--long=skip", "--format=jsonl").lines
-    assert json.loads(objects[1]) == {"score": None, "perplexity": None, "tokens": 0}
-    words = lines_of(rescorer_of(), ["a b\tb a", "\t".join(pair)], "--surprisal", "--long=skip")
-    assert words.lines[2].split("\t")[3] == "nan"
-
-
 def test_words_have_the_surprisal_of_their_tokens_in_bits_and_their_characters():
     text = " ab  c\u00e9 "  # the last letter is unknown
     rescorer = rescorer_of("decoder_lm")
@@ -259,52 +158,6 @@ def test_a_language_model_scores_each_text_alone_and_takes_long_ones_only_with_w
     first, other = windows.tokens(["abc d" * 7])[0], overlapping.tokens(["abc d" * 7])[0]
     assert first.log_probs[:LONGEST] == pytest.approx(other.log_probs[:LONGEST], abs=1e-5)
     assert first.pieces == other.pieces and abs(first.log_prob - other.log_prob) > 1e-3
-
-
-def test_two_files_are_read_together_and_resumed(tmp_path):
-    source, target, output = (tmp_path / name for name in ("a.txt", "b.txt", "out.tsv"))
-    source.write_bytes(b"\xef\xbb\xbfabc\r\nba\na b\nkl")
-    target.write_bytes("".join(f"{text}\n" for _, text in PAIRS).encode())
-    job = LineJob(source, output, window=3, target=target)
-    request = request_of(f"--input={source}", f"--target={target}", f"--output={output}")
-    answer, windows = LineRescorer(rescorer_of(), request), []
-
-    def failing(window):
-        windows.append(window.first)
-        if len(windows) == 2:
-            raise KeyboardInterrupt
-        return answer(window)
-
-    asked = dict(request.settings)
-    with pytest.raises(KeyboardInterrupt):
-        line_job.run(job, failing, asked=lambda: asked)
-    line_job.run(job, failing, asked=lambda: asked)
-    assert windows == [0, 3, 3]
-    assert output.read_text().splitlines() == lines_of(rescorer_of(), as_lines()).lines
-
-
-def test_files_with_different_numbers_of_lines_are_refused(tmp_path):
-    one, two = tmp_path / "1.txt", tmp_path / "2.txt"
-    one.write_text("a\nb\n")
-    two.write_text("a\n")
-    for job, flag in (
-        (LineJob(one, target=two), "--target"),
-        (LineJob(two, target=one), "--input"),
-    ):
-        with pytest.raises(InputError, match=f"^{flag}=.*2.txt: 1 lines, and"):
-            line_job.run(job, lambda window: pytest.fail("no window"), asked=dict)
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    (["--total", "--tokens"], "--tokens: has no effect with --total"),
-    (["--surprisal", "--format=jsonl"], "--format: has no effect with --surprisal"),
-    (["--surprisal", "--alpha=1"], "--alpha: has no effect with --surprisal"),
-    (["--target=x"], "--target: requires --input"),
-    (["--restart"], "--restart: requires --output"),
-])  # fmt: skip
-def test_flags_without_an_effect_are_refused(flags, message):
-    with pytest.raises(InputError, match=message):
-        request_of(*flags)
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -84,6 +84,7 @@ def test_the_sums_over_a_whole_file_are_those_of_its_evaluation(folder, monkeypa
     assert rescore.Rescorer(run, stride=17).score(tokens) == rescorer.score(tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_the_sums_over_lines_are_those_of_the_evaluation_of_packed_lines(folder, monkeypatch):
     path = folder / "lines.txt"

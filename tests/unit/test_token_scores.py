@@ -83,7 +83,11 @@ def assert_close(first, second, atol=1e-5):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=atol)
 
 
-@pytest.mark.parametrize("config", [MODEL, LM, ENSEMBLE], ids=["pairs", "texts", "ensemble"])
+@pytest.mark.parametrize(
+    "config",
+    [MODEL, LM, pytest.param(ENSEMBLE, marks=pytest.mark.slow)],
+    ids=["pairs", "texts", "ensemble"],
+)
 def test_a_score_is_the_log_softmax_of_the_logits_of_the_text_alone(config):
     found = scores_of(config)
     assert [len(scores) for scores in found] == [len(ids) for ids in LABELS]
