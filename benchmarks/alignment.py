@@ -124,7 +124,7 @@ def main() -> None:
         test = train_config.scores_of(workdir)
         figures_of_run = {key: test[f"test {key}"] for key in ("exact_match", "loss")}
         figures_of_run |= measured(trained.load(workdir), splits)
-        found |= {f"{name}: {key}": value for key, value in figures_of_run.items()}
+        found |= {f"{name} {key}": value for key, value in figures_of_run.items()}
     figures.write(arguments.json, found)
     for name, value in found.items():
         print(f"{name:60} {value:.2f}")

@@ -67,9 +67,16 @@ def reading_of(
       InputError: the decoder has no such layer or head, there is a head without its layer, or
         `shift` is not in SHIFTS.
     """
-    model = config.model
     if config.train.guided_alignment and layer is None and head is None:
         layer, head = guided_layer(config), config.train.alignment_head
+    reading = Reading(Heads(layer, head), "output" if shift is None else shift)
+    _check(reading, config)
+    return reading
+
+
+def _check(reading: Reading, config: Config) -> None:
+    """Raises InputError if the model has no such weights."""
+    model, (layer, head) = config.model, reading.heads
     limits = (("layer", layer, model.num_decoder_layers), ("head", head, model.num_heads))
     for name, number, count in limits:
         if number is not None and not 0 <= number < count:
@@ -79,10 +86,8 @@ def reading_of(
             )
     if head is not None and layer is None:
         raise InputError(f"alignment_head: {head} is of no layer; add alignment_layer.")
-    shift = "output" if shift is None else shift
-    if shift not in SHIFTS:
-        raise InputError(f"alignment_shift: expected {' or '.join(SHIFTS)}, got {shift!r}.")
-    return Reading(Heads(layer, head), shift)
+    if reading.shift not in SHIFTS:
+        raise InputError(f"alignment_shift: expected {' or '.join(SHIFTS)}, got {reading.shift!r}.")
 
 
 class Aligner:
@@ -94,7 +99,7 @@ class Aligner:
           reading: None: that of `reading_of` by default.
 
         Raises:
-          InputError: the run is an ensemble, or has no cross-attention.
+          InputError: the run is an ensemble, has no cross-attention, or lacks the layer or head.
         """
         if isinstance(run.model, Ensemble):
             raise InputError(
@@ -108,6 +113,7 @@ class Aligner:
             )
         self.run = run
         self.reading = reading_of(run.config) if reading is None else reading
+        _check(self.reading, run.config)
         self._attention = CrossAttention(
             run.config.model,
             tokens_per_batch=run.config.decode.tokens_per_batch,

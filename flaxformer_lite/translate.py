@@ -64,6 +64,7 @@ class Translator:
 
     def __init__(self, run: trained.Trained):
         self.run = run
+        self._aligners: dict[tuple[tuple[str, object], ...], Aligner] = {}
         self._decoder = trained.make_decoder(run.model, run.config, run.mesh)
         self._scorer: TokenScorer | None = None  # compiled for the first scores
 
@@ -104,8 +105,11 @@ class Translator:
           InputError: see `__call__`, `alignments.Aligner` and `alignments.reading_of`.
         """
         texts = given.texts(texts)
-        aligner = aligner_of(self.run, **reading)
+        chosen = tuple(sorted(reading.items()))
+        if chosen not in self._aligners:  # each compiles its functions once
+            self._aligners[chosen] = aligner_of(self.run, **reading)
         translations = self(texts)
+        aligner = self._aligners[chosen]
         return list(zip(translations, aligner.of_translations(texts, translations), strict=True))
 
     def scored(

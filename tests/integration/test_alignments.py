@@ -152,6 +152,7 @@ def test_translate_adds_the_links_after_the_last_tab(command, run, finished_run,
     assert code == 2 and "alignment_head: 1 is of no layer" in err
 
 
+@pytest.mark.slow
 def test_a_started_file_is_not_resumed_with_other_links(command, finished_run, tmp_path):
     (tmp_path / "in").write_bytes(b"1 km\n2 km\n\xff\n")
     arguments = (

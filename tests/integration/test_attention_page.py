@@ -263,7 +263,7 @@ def test_the_page_lists_the_links_of_the_chosen_head_without_end_symbols(browser
     of_layer = MAPS[1].weights_NHTS[layer, :, :4, :6]
     keys = (of_layer.mean(axis=0) if head == "mean" else of_layer[head]).argmax(axis=-1)
     signs, names = texts(browser, "#keys .name"), texts(browser, "#token .name")[1:]
-    linked = ", ".join(f"{names[i]} – {signs[key]}" for i, key in enumerate(keys))
+    linked = "; ".join(f"{names[i]} – {signs[key]}" for i, key in enumerate(keys))
     assert texts(browser, "#links") == [f"Links: {linked}."]
     browser.open(f"{url}#map=0")
     assert texts(browser, "#links") == [""]

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import runs
+import tensorflow_datasets as tfds
 
 from flaxformer_lite import alignments, trained
+from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.cldr import phrase_alignments
+from flaxformer_lite.data.tokens.token_links import FACTOR
 from flaxformer_lite.decoding.cross_attention import Heads
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.scores import word_links
@@ -117,3 +120,49 @@ def test_a_run_is_not_resumed_with_other_alignments(whole_run, changes, tmp_path
 def test_a_dataset_without_alignments_is_refused(changes, tmp_path):
     with pytest.raises(InputError, match=r"^config\.train\.guided_alignment: needs alignments"):
         runs.fit(tmp_path / "run", {**changes, "data.train_alignments": ()})
+
+
+def test_a_dataset_of_tfds_may_have_alignments(tmp_path):
+    """A text feature of the name 'alignment'; an example may have no link."""
+    text = tfds.features.Text()
+    examples = [{"en": f"{n} b", "de": f"c {n} d", "alignment": "1-0 0-1"} for n in range(10, 40)]
+    examples[3]["alignment"] = ""
+
+    class AlignedPairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = tfds.features.FeaturesDict(dict.fromkeys(examples[0], text))
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=features,
+                supervised_keys=("en", "de"),
+                disable_shuffling=True,
+            )
+
+        def _split_generators(self, manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            yield from enumerate(examples)
+
+    root = Path(tfds.core.constants.DATA_DIR)
+    AlignedPairs(file_format="array_record", data_dir=root).download_and_prepare()
+    config = runs.small_config(
+        {
+            **runs.TINY,
+            "data.dataset": "aligned_pairs",
+            "data.tokenizer": "char",
+            "data.vocab_size": None,
+            **{f"data.{role}_split": "train" for role in ("train", "validation", "test")},
+            "train.guided_alignment": 0.1,
+        }
+    )
+    dataset = pipeline.open_dataset(config)
+    data = pipeline.load(config, dataset, tmp_path / "tokenizer.model")
+    links = [[divmod(int(each), FACTOR) for each in row] for row in data.train.tokens.alignment]
+    assert dataset.reader("train", alignments=True)([3, 4]).alignment == ["", "1-0 0-1"]
+    # '10 b' and 'c 10 d': a space belongs to the word after it
+    assert links[0] == [(0, 2), (0, 3), *((t, s) for t in (1, 2, 3) for s in (0, 1))]
+    assert links[3] == [] and len(links) == 30
+    assert data.validation.tokens.alignment is None

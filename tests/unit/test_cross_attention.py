@@ -64,7 +64,7 @@ def expected(params, source, target):
 
 
 @pytest.mark.usefixtures("quickly_compiled")
-@pytest.mark.parametrize("tokens", [40, 4096])
+@pytest.mark.parametrize("tokens", [40, pytest.param(4096, marks=pytest.mark.slow)])
 def test_steps_of_batches_are_those_of_each_pair_alone(params, pairs, tokens):
     attention = CrossAttention(CONFIG, tokens_per_batch=tokens)
     found = attention(params, *zip(*pairs, strict=True), HEADS)
@@ -96,6 +96,7 @@ def test_a_mean_of_heads_is_not_the_mean_of_the_winners():
     np.testing.assert_array_equal(weights_of(layers, Heads(0, 2)), layers[0][:, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_tied_layers_and_rematerialised_ones_have_weights_each():
     config = dataclasses.replace(CONFIG, tie_layers=True, remat="full")
@@ -114,6 +115,7 @@ def test_tied_layers_and_rematerialised_ones_have_weights_each():
     assert not np.allclose(layers[0], layers[1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_steps_of_a_masked_decoder_have_their_own_token_as_input(pairs):
     config = dataclasses.replace(CONFIG, decoder="masked")
@@ -126,6 +128,7 @@ def test_steps_of_a_masked_decoder_have_their_own_token_as_input(pairs):
     np.testing.assert_array_equal(found[1], last[0, 0, :, :-1].argmax(axis=-1))
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 def test_devices_share_the_rows():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))

@@ -83,7 +83,14 @@ def test_its_gradient_is_the_weights_minus_the_links_and_0_for_tokens_without_a_
     np.testing.assert_array_equal(gradient[0, 1], 0)
 
 
-@pytest.mark.parametrize("changes", [{}, dict(tie_layers=True), dict(remat="full")])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param(dict(tie_layers=True), marks=SLOW),
+        pytest.param(dict(remat="full"), marks=SLOW),
+    ],
+)
 def test_the_head_is_that_of_the_weights_that_the_model_returns(changes):
     config = dataclasses.replace(MODEL, **changes)
     model, params = runs.varied_model(config)

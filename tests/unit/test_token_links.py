@@ -52,6 +52,11 @@ def test_a_line_is_checked_against_the_words_of_both_texts():
     assert "'x'" in fault_of("a b", "c", "x") and "possible" in fault_of("a b", "c", "0p0")
 
 
+def test_a_wrong_link_of_a_dataset_is_refused(tokenizer):
+    with pytest.raises(InputError, match=r"^config\.data: .* link 1-0 of 1 source words"):
+        token_links.token_links(tokenizer, "a", "b", "1-0")
+
+
 def test_batches_have_the_links_of_their_rows():
     rng = np.random.default_rng(3)
     lengths = rng.integers(1, 11, (37, 2))

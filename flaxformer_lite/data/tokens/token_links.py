@@ -2,9 +2,11 @@
 
 import numpy as np
 
+from flaxformer_lite.data.sources.word_alignments import fault_of
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.spans import spans, word_of, words
 from flaxformer_lite.scores import word_links
+from flaxformer_lite.system.errors import InputError
 
 FACTOR = 1 << 16  # a link of tokens is FACTOR x target position + source position, below 2^32
 
@@ -14,7 +16,12 @@ def token_links(tokenizer: AnyTokenizer, source: str, target: str, line: str) ->
 
     Args:
       line: the links of the words of both texts.
+
+    Raises:
+      InputError: the line is malformed, or has a link of a word that a text does not have.
     """
+    if (what := fault_of(source, target, line)) is not None:
+        raise InputError(f"config.data: the dataset has a wrong alignment, {line!r:.60}: {what}.")
     links = word_links.links_of(line, where="alignment")
     if not links:
         return np.empty(0, np.uint32)
