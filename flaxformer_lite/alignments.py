@@ -38,7 +38,7 @@ class Reading:
     Attributes:
       heads: a layer and a head, or means of them.
       shift: the decoder step at which a target token is aligned: 'output', the step that predicts
-        it, or 'input', the next step, whose input it is (Chen 2020, section 3.1). With a masked
+        it, or 'input', the next step, whose input it is (Shift-Att of Chen 2020). With a masked
         decoder they are the same step.
     """
 

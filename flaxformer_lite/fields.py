@@ -263,7 +263,7 @@ class TrainConfig:
     # 1e-4); 0: none
     z_loss: float = 0.0
     # weight of the loss that guides a head of cross-attention to word alignments (Garg 2019,
-    # section 4.2: 0.05); 0: none
+    # section 4.2; there 0.05); 0: none
     guided_alignment: float = 0.0
     # this head's layer of the decoder, from 0; None: the one before the last (Garg 2019, 4.1)
     alignment_layer: int | None = None

@@ -1,4 +1,4 @@
-"""The alignment error rate (AER) of word alignments. Och and Ney 2003, section 6.1.
+"""The alignment error rate (AER) of word alignments. Och and Ney 2003.
 
 With links A, sure reference links S and possible reference links P, which include S:
 

@@ -1,8 +1,8 @@
 """Word alignments as text: the lines of Pharaoh's format, `0-0 1-2`.
 
 A link `2-1` is between source word 2 and target word 1, counted from 0; words are split at white
-space. References also have possible links, `2p1` or `2:1`, in the place of the sure ones `2-1` (Och
-and Ney 2003, section 6.1).
+space. References also have possible links, `2p1` or `2:1`, beside the sure ones `2-1` (Och and Ney
+2003).
 """
 
 import re

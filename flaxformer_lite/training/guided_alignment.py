@@ -83,7 +83,7 @@ def alignment_loss(
     """Returns the cross-entropy between the links and the attention weights, in nats.
 
     The target distribution of a token is uniform over its linked source tokens. A token without a
-    link has no loss. Garg 2019, equation 5.
+    link has no loss. Garg 2019, section 4.2.
 
     Args:
       scores_BTS: before the softmax.
