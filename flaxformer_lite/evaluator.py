@@ -165,6 +165,7 @@ class Evaluator:
             scores=scores,
             too_long=too_long,
             groups=by_group,
+            program=self._config.train.metric_command,
         )
 
     def _confusion(self, params: Params, split: Split) -> str:

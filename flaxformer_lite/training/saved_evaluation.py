@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flaxformer_lite import scoring
-from flaxformer_lite.config import Config, DecodeConfig, TrainConfig
+from flaxformer_lite.config import Config, DecodeConfig
 from flaxformer_lite.scores.groups import GroupScores, macro_mean
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.system.errors import InputError
@@ -30,6 +30,7 @@ class Evaluation:
     scores: scoring.Scores | None = None  # of the hypotheses
     too_long: int = 0  # sources that exceed the model's length; their translations are empty
     groups: Mapping[str, GroupScores] = dataclasses.field(default_factory=dict)  # scores of each
+    program: str | None = None  # the `train.metric_command` that has computed a value
 
 
 def check_folder(folder: Path) -> None:
@@ -106,7 +107,7 @@ def save(
         "split": split,
         **_facts_of_origin(origin),
         "decode": dataclasses.asdict(config.decode),
-        **_facts_of_program(config.train),
+        **({"metric_command": evaluation.program} if evaluation.program else {}),
         **_facts_of_scores(evaluation.values, evaluation.scores),
         **_facts_of_groups(evaluation.groups),
     }
@@ -131,11 +132,6 @@ def _facts_of_origin(origin: Origin) -> dict[str, object]:
         "parameters": origin.kind,
         "ensemble": list(origin.others),
     }
-
-
-def _facts_of_program(train: TrainConfig) -> dict[str, object]:
-    command = train.metric_command
-    return {} if command is None else {"metric_command": command}
 
 
 def _facts_of_scores(values: Mapping[str, float], scores: Scores) -> dict[str, object]:

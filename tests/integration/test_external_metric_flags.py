@@ -8,6 +8,7 @@ import pytest
 from flaxformer_lite import evaluate, trained
 from flaxformer_lite.cli import train_flags
 from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.training import saved_evaluation
 
 
 @pytest.fixture
@@ -28,6 +29,19 @@ def test_evaluate_runs_it_only_if_it_is_named(prepared_run, tmp_path, capfd):
     assert not (tmp_path / "ran").exists()
     named = evaluate.evaluate_run(run, "test[:2]", metric_command="own")
     assert "external_score" in named.values and (tmp_path / "ran").exists()
+    assert named.program == run.config.train.metric_command
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+def test_the_stored_scores_have_the_program_that_has_run(prepared_run, tmp_path):
+    run = trained.load(prepared_run)
+    of = dict(run=prepared_run, split="test", config=run.config, origin=run.origin)
+    for command in (None, "echo {hypotheses}"):
+        evaluated = evaluate.evaluate_run(run, "test[:2]", metric_command=command)
+        _, scores = saved_evaluation.save(evaluated, tmp_path / "out", **of)
+        stored = json.loads(scores.read_text())
+        assert stored.get("metric_command") == command
+        assert ("external_score" in stored["scores"]) == (command is not None)
 
 
 def test_train_does_not_read_it_from_a_run_alone(prepared_run, tmp_path):
