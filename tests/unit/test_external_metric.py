@@ -10,6 +10,7 @@ import pytest
 
 from flaxformer_lite.config import resolve
 from flaxformer_lite.fields import TrainConfig
+from flaxformer_lite.sweep.space import Settings
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import external_metric, metrics
 
@@ -235,6 +236,11 @@ def test_a_model_without_translations_is_refused(architecture):
     train = {"metric_command": "a {hypotheses}"}
     with pytest.raises(InputError, match=r"^config\.train\.metric_command: needs translations"):
         resolve({"train": train, "model": {"architecture": architecture}})
+
+
+def test_a_sweep_minimizes_an_error_and_maximizes_a_score():
+    assert Settings(objective="external_error").minimizes
+    assert not Settings(objective="external_score").minimizes
 
 
 def test_the_name_states_the_direction_and_a_missing_number_is_never_the_best():
