@@ -23,14 +23,12 @@ from flaxformer_lite.lines import chunks
 from flaxformer_lite.lines.line_windows import WINDOW, Answer, Window
 from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.training.token_scores import TokenScorer, TokenScores
 
 if TYPE_CHECKING:
     from flaxformer_lite.alignments import Aligner
-
-if TYPE_CHECKING:
     from flaxformer_lite.decoding.mbr import MbrRule
     from flaxformer_lite.scores.utilities import Utility
+    from flaxformer_lite.training.token_scores import TokenScorer, TokenScores
 
 LONG = ("refuse", "split")  # the treatments of a text that is too long for the model
 SHORTER = "split it into shorter sentences"
@@ -56,7 +54,7 @@ class ScoredText(NamedTuple):
     """A translation, and the log-probabilities of its tokens."""
 
     text: str
-    tokens: TokenScores
+    tokens: "TokenScores"
 
 
 class Translator:
@@ -133,6 +131,11 @@ class Translator:
         numbers: Sequence[int] | None = None,
     ) -> list[ScoredText]:
         """Returns `scored` of arrays of ids; arguments as of `translate_ids`."""
+        from flaxformer_lite.training.token_scores import (  # only scores need it
+            TokenScorer,
+            TokenScores,
+        )
+
         if self.run.config.decode.method == "mask_predict":
             raise InputError(
                 "scores: decode.method='mask_predict' predicts all tokens at once, and its texts "

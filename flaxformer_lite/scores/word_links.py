@@ -14,6 +14,7 @@ from flaxformer_lite.system.errors import InputError
 Links = frozenset[tuple[int, int]]  # (source word, target word), from 0
 LINK = re.compile(r"(\d{1,9})([-p:])(\d{1,9})", re.ASCII)
 SURE = "-"
+ALIGNMENT = "alignment"  # a feature with this name has the links of the words of an example
 
 
 class Reference(NamedTuple):
@@ -78,3 +79,16 @@ def all_links(lines: Sequence[str], *, name: str) -> list[Links]:
 def references(lines: Sequence[str], *, name: str) -> list[Reference]:
     """Returns the references of the lines of a file; `name`: of the file. Raises as `links_of`."""
     return [reference_of(line, where=f"{name}, line {n}") for n, line in enumerate(lines, start=1)]
+
+
+def fault_of(source: str, target: str, line: str) -> str | None:
+    """Returns why a line is no alignment of two texts; None if it is one."""
+    try:
+        links = links_of(line, where="the line")
+    except InputError as error:
+        return str(error)
+    counts = len(source.split()), len(target.split())
+    for i, j in sorted(links):
+        if i >= counts[0] or j >= counts[1]:
+            return f"link {i}-{j} of {counts[0]} source words and {counts[1]} target words, from 0"
+    return None

@@ -10,11 +10,11 @@ from flaxformer_lite.data.batches.batching import BatchPlan
 from flaxformer_lite.data.batches.loader import Batches, Tokens, fingerprint
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.own_text import OwnText
-from flaxformer_lite.data.sources.word_alignments import fault_of
 from flaxformer_lite.data.tokens import token_links
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.symbol_tokenizer import ByteTokenizer, counted
 from flaxformer_lite.data.tokens.token_links import FACTOR
+from flaxformer_lite.scores.word_links import fault_of
 from flaxformer_lite.system.errors import InputError
 
 

@@ -19,7 +19,7 @@ from flaxformer_lite.data.sources import own_text, text_files, whole_texts
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.data.sources.preparation import REPORT, SameBytesWriter, data_root, root_of
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus, Fault
-from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
+from flaxformer_lite.scores.word_links import ALIGNMENT
 from flaxformer_lite.system.compressed import is_gzip
 from flaxformer_lite.system.errors import InputError
 

@@ -14,7 +14,7 @@ from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data.sources import builders, generated, preparation, whole_texts
 from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.sources.own_text import OwnText
-from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
+from flaxformer_lite.scores.word_links import ALIGNMENT
 from flaxformer_lite.system.errors import InputError
 
 # modules of TFDS whose import registers WMT, GLUE, ...

@@ -9,7 +9,7 @@ import numpy as np
 from tensorflow_datasets.proto import tf_example_pb2
 
 from flaxformer_lite.data.sources import whole_texts
-from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
+from flaxformer_lite.scores.word_links import ALIGNMENT
 from flaxformer_lite.system.errors import InputError
 
 KIND = "kind"  # a feature with this name groups examples in reports; it is never part of a text

@@ -18,7 +18,7 @@ from typing import Any
 from flaxformer_lite.data.sources import tables, text_files, whole_texts
 from flaxformer_lite.data.sources.tables import DELIMITERS
 from flaxformer_lite.data.sources.text_files import LABEL, Corpus
-from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
+from flaxformer_lite.scores.word_links import ALIGNMENT
 from flaxformer_lite.system.compressed import without_suffix
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import expanded

@@ -24,7 +24,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from flaxformer_lite.data.sources import tables
-from flaxformer_lite.data.sources.word_alignments import ALIGNMENT, fault_of
+from flaxformer_lite.scores.word_links import ALIGNMENT, fault_of
 from flaxformer_lite.system.compressed import (
     CONVERT,
     UNREADABLE,

@@ -19,7 +19,7 @@ from flaxformer_lite.data.tokens.any_tokenizer import (
     special_names,
 )
 from flaxformer_lite.data.tokens.normalization import normalized, normalized_spans
-from flaxformer_lite.data.tokens.spans import composed
+from flaxformer_lite.data.tokens.offsets import composed
 from flaxformer_lite.system.errors import InputError
 
 # The usual names of PAD, BOS, EOS and UNK; of several, the first that the file has.

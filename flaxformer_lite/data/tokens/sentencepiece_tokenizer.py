@@ -18,7 +18,7 @@ from flaxformer_lite.data.tokens.any_tokenizer import (
     special_names,
 )
 from flaxformer_lite.data.tokens.normalization import normalized, normalized_spans
-from flaxformer_lite.data.tokens.spans import composed, of_bytes
+from flaxformer_lite.data.tokens.offsets import composed, of_bytes
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
-
-Span = tuple[int, int]  # the first character, and the one after the last
+from flaxformer_lite.data.tokens.offsets import Span
 
 
 def spans(tokenizer: AnyTokenizer, text: str, side: str = "source") -> list[Span]:
@@ -59,28 +58,3 @@ def word_of(tokens: Sequence[Span], words: Sequence[Span]) -> np.ndarray:
     start_N = np.array(tokens, np.int64).reshape(-1, 2)[:, 0]
     end_K = np.array(words, np.int64).reshape(-1, 2)[:, 1]
     return np.minimum(np.searchsorted(end_K, start_N, side="right"), len(end_K) - 1)
-
-
-def composed(tokens: Sequence[Span], characters: Sequence[Span]) -> list[Span]:
-    """Returns spans of a text as spans of the text that it was made from.
-
-    Args:
-      tokens: spans of the new text.
-      characters: for each character of the new text, its span of the old text.
-    """
-    end = characters[-1][1] if characters else 0
-    return [
-        (characters[first][0], characters[stop - 1][1])
-        if first < stop
-        else ((characters[first][0],) * 2 if first < len(characters) else (end, end))
-        for first, stop in tokens
-    ]
-
-
-def of_bytes(text: str, offsets: Sequence[Span]) -> list[Span]:
-    """Returns spans of the UTF-8 bytes of `text` as spans of its characters."""
-    first_L = np.cumsum([0, *(len(character.encode()) for character in text)])
-    start_N, end_N = np.array(offsets, np.int64).reshape(-1, 2).T
-    start_N = np.searchsorted(first_L, start_N, side="right") - 1
-    end_N = np.searchsorted(first_L, end_N, side="left")
-    return list(zip(start_N.tolist(), end_N.tolist(), strict=True))

@@ -30,11 +30,11 @@ import numpy as np
 import tqdm
 
 from flaxformer_lite.data.sources.examples import Examples, Reader
-from flaxformer_lite.data.sources.word_alignments import ALIGNMENT
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.token_links import token_links
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.two_vocabularies import tokenizer_of
+from flaxformer_lite.scores.word_links import ALIGNMENT
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import locked
 

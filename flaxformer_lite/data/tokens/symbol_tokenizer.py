@@ -21,7 +21,7 @@ from flaxformer_lite.data.tokens.any_tokenizer import (
     special_names,
 )
 from flaxformer_lite.data.tokens.normalization import normalized, normalized_spans
-from flaxformer_lite.data.tokens.spans import composed
+from flaxformer_lite.data.tokens.offsets import composed
 from flaxformer_lite.fields import BOS, UNK
 from flaxformer_lite.system.errors import InputError
 

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from flaxformer_lite.data.sources.word_alignments import fault_of
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.spans import spans, word_of, words
-from flaxformer_lite.scores import word_links
+from flaxformer_lite.scores.word_links import fault_of, links_of
 from flaxformer_lite.system.errors import InputError
 
 FACTOR = 1 << 16  # a link of tokens is FACTOR x target position + source position, below 2^32
@@ -22,7 +21,7 @@ def token_links(tokenizer: AnyTokenizer, source: str, target: str, line: str) ->
     """
     if (what := fault_of(source, target, line)) is not None:
         raise InputError(f"config.data: the dataset has a wrong alignment, {line!r:.60}: {what}.")
-    links = word_links.links_of(line, where="alignment")
+    links = links_of(line, where="alignment")
     if not links:
         return np.empty(0, np.uint32)
     source_S, target_T = (
