@@ -17,7 +17,8 @@ from flaxformer_lite import config as config_lib
 from flaxformer_lite import trained
 from flaxformer_lite.data.sources import whole_texts
 from flaxformer_lite.data.tokens.any_tokenizer import cut_at_end
-from flaxformer_lite.data.tokens.spans import Span, spans, spans_of_piece
+from flaxformer_lite.data.tokens.offsets import Span
+from flaxformer_lite.data.tokens.spans import spans, spans_of_piece
 from flaxformer_lite.data.tokens.store import encode_pieces
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.decoder import EMPTY

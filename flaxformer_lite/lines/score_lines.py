@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_lite.data.tokens.spans import Span, word_of, words
+from flaxformer_lite.data.tokens.offsets import Span
+from flaxformer_lite.data.tokens.spans import word_of, words
 
 
 class WordScore(NamedTuple):
