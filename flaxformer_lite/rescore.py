@@ -55,6 +55,7 @@ class Rescorer:
       run: the model.
       has_source: whether it scores pairs.
       reverse: the model of the other direction, or None.
+      has_end: whether the end symbol counts; in windows of whole files it is between files only.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Rescorer:
         _check_penalty(alpha, penalty, self._penalty, run.config.model.max_length)
         self.windows = data.windows
         self._stride = _checked_stride(stride, data.windows)
-        self._has_end = not data.whole_files
+        self.has_end = not (data.whole_files and data.windows is not None)
         self._pieces = run.tokenizer.vocabulary_of("target")
         tokens = tokens_per_batch or data.tokens_per_batch
         self._scorer = TokenScorer(run.model, run.mesh, tokens_per_batch=tokens)
@@ -226,7 +227,7 @@ class Rescorer:
         )  # fmt: skip
         if self.windows is not None:
             ids = self.run.tokenizer.encode(targets, side="target")
-            return self.of_ids(None, ids, ended=self._has_end)
+            return self.of_ids(None, ids, ended=self.has_end)
         source_ids = self.run.encode(sources, **called) if self.has_source else None
         return self.of_ids(source_ids, self.run.encode(targets, side="target", **called))
 
@@ -294,7 +295,7 @@ def whole_file(rescorer: Rescorer, path: str) -> tuple[str, TokenScores, list[Sp
         found = spans_of_piece(tokenizer, piece, is_start=is_start)
         of_tokens += [(start + first, start + stop) for first, stop in found]
         start += len(piece)
-    (tokens,) = rescorer.of_ids(None, [ids], ended=False)
+    (tokens,) = rescorer.of_ids(None, [ids], ended=rescorer.has_end)
     return "".join(parts), tokens, of_tokens
 
 

@@ -140,7 +140,7 @@ def _whole_lines(rescorer: Rescorer, request: RescoreRequest) -> Sequence[str]:
         total.add(text, tokens.log_probs)
         return [jsonl(total.values())]
     rows, lines, start = list[str](), text.split("\n"), 0
-    found = iter(word_scores(text, of_tokens, tokens.log_probs))
+    found = iter(word_scores(text, of_tokens, tokens.log_probs[: len(of_tokens)]))
     waiting = next(found, None)
     for number, line in enumerate(lines, start=1):
         of_line = list[WordScore]()
