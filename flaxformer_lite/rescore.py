@@ -15,6 +15,13 @@ import numpy as np
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import trained
+from flaxformer_lite.checks.rescore_checks import (
+    check_directions,
+    check_model,
+    check_penalty,
+    check_translates,
+    checked_stride,
+)
 from flaxformer_lite.data.sources import whole_texts
 from flaxformer_lite.data.tokens.any_tokenizer import cut_at_end
 from flaxformer_lite.data.tokens.offsets import Span
@@ -69,14 +76,15 @@ class Rescorer:
         reverse: "Rescorer | None" = None,
     ):
         """See `load` for the arguments."""
-        _check_model(run)
+        check_model(run.config.model, where=str(run.folder))
         decode, data = run.config.decode, run.config.data
         self.run, self.reverse = run, reverse
         self.has_source = run.config.model.architecture == "encoder_decoder"
         self._alpha, self._penalty = alpha, penalty or decode.penalty
-        _check_penalty(alpha, penalty, self._penalty, run.config.model.max_length)
+        check_penalty(penalty, alpha)
+        beam.check_alpha(alpha, self._penalty, run.config.model.max_length)
         self.windows = data.windows
-        self._stride = _checked_stride(stride, data.windows)
+        self._stride = checked_stride(stride, data.windows)
         self.has_end = not (data.whole_files and data.windows is not None)
         self._pieces = run.tokenizer.vocabulary_of("target")
         tokens = tokens_per_batch or data.tokens_per_batch
@@ -299,64 +307,15 @@ def whole_file(rescorer: Rescorer, path: str) -> tuple[str, TokenScores, list[Sp
     return "".join(parts), tokens, of_tokens
 
 
-def _check_model(run: trained.Trained) -> None:
-    """Raises InputError if the model assigns no probability to texts."""
-    model = run.config.model
-    if model.architecture == "encoder_classifier":
-        raise InputError(
-            "rescore needs a run with model.architecture='encoder_decoder' or 'decoder_lm', this "
-            "one is 'encoder_classifier'.",
-            where=str(run.folder),
-        )
-    if model.decoder == "masked":
-        raise InputError(
-            "rescore needs a run with model.decoder='causal', this one is 'masked': it predicts "
-            "all tokens at once, and has no probability of a whole text.",
-            where=str(run.folder),
-        )
-
-
-def _check_penalty(alpha: float, penalty: str | None, kind: str, max_length: int) -> None:
-    if kind not in beam.PENALTIES:
-        raise InputError(f"penalty: expected {' or '.join(beam.PENALTIES)}, got {kind!r}.")
-    if penalty is not None and not alpha:
-        raise InputError("penalty: has no effect with alpha=0; set alpha too, or leave it out.")
-    beam.check_alpha(alpha, kind, max_length)
-
-
-def _checked_stride(stride: int | None, windows: int | None) -> int | None:
-    """Returns the stride, by default the whole window; None without windows."""
-    if stride is None:
-        return windows
-    if windows is None:
-        raise InputError(
-            "stride: applies only to a language model with data.windows; leave it out."
-        )
-    if given.whole_number(stride, name="stride") > windows:
-        raise InputError(f"stride: expected at most data.windows = {windows}, got {stride}.")
-    return stride
-
-
 def _check_reverse(run: trained.Trained, reverse: trained.Trained) -> None:
     """Raises InputError if `reverse` is no model of the other direction."""
     for each in (run, reverse):
-        if each.config.model.architecture != "encoder_decoder":
-            raise InputError(
-                f"reverse: {each.folder} has model.architecture="
-                f"{each.config.model.architecture!r}, and only translations have another "
-                "direction; leave it out."
-            )
-    source, target = config_lib.source_language, config_lib.target_language
-    language = {
-        "source": (target(run.config), source(reverse.config)),
-        "target": (source(run.config), target(reverse.config)),
-    }
-    for side, (wanted, got) in language.items():
-        if None not in (wanted, got) and wanted != got:
-            raise InputError(
-                f"reverse: {reverse.folder} has the {side} language {got!r}, expected {wanted!r}, "
-                "the other direction of the first run."
-            )
+        check_translates(each.config.model, where=str(each.folder))
+    languages = [
+        (config_lib.source_language(each.config), config_lib.target_language(each.config))
+        for each in (run, reverse)
+    ]
+    check_directions(*languages, where=str(reverse.folder))
 
 
 def load(
@@ -390,7 +349,7 @@ def load(
     if tokens_per_batch is not None:
         common["tokens_per_batch"] = given.whole_number(tokens_per_batch, name="tokens_per_batch")
     run = trained.load(workdir, command="rescore", **options)
-    _check_model(run)
+    check_model(run.config.model, where=str(run.folder))
     backward = None
     if reverse is not None:
         of_reverse: Any = {name: value for name, value in options.items() if name != "ensemble"}
