@@ -113,6 +113,7 @@ class LineReader:
         self._path, self.name = path, str(path or "standard input")
         try:
             if path and target:
+                self.name = f"{path} and {target}"
                 self._file: BinaryIO = cast(BinaryIO, PairedFiles(path, target))
             else:
                 self._file = open_bytes(path) if path else standard_input()

@@ -83,6 +83,22 @@ def test_two_files_are_read_together_and_resumed(tmp_path):
     assert output.read_text().splitlines() == lines_of(rescorer_of(), as_lines()).lines
 
 
+def test_bytes_that_are_no_text_are_refused_with_both_files_and_the_line(tmp_path):
+    one, two = tmp_path / "1.txt", tmp_path / "2.txt"
+    one.write_text("a\nb\n")
+    for content, message in [
+        (b"a\n\xff\n", r"1\.txt and .*2\.txt, line 2: expected UTF-8"),
+        (b"a\nb\x1f\n", r"2\.txt, line 2: expected text, got the control character U\+001F"),
+    ]:
+        two.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            line_job.run(
+                LineJob(one, tmp_path / "out", target=two),
+                lambda window: pytest.fail("no window"),
+                asked=dict,
+            )
+
+
 def test_files_with_different_numbers_of_lines_are_refused(tmp_path):
     one, two = tmp_path / "1.txt", tmp_path / "2.txt"
     one.write_text("a\nb\n")
