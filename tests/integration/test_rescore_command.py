@@ -124,7 +124,7 @@ def test_flags_without_an_effect_are_refused(flags, message):
 
 
 def output_of(monkeypatch, capsys, rescorer, *flags):
-    """What the command writes, with a model that is loaded already."""
+    """The output of the command with a model that is loaded already."""
     monkeypatch.setattr(rescore, "load", lambda *_, **__: rescorer)
     rescore_lines.run(request_of(*flags))
     return capsys.readouterr()
