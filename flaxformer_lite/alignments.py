@@ -17,6 +17,7 @@ import numpy as np
 from flaxformer_lite import trained
 from flaxformer_lite.checks.alignment_checks import guided_layer
 from flaxformer_lite.config import Config
+from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.spans import spans, word_of, words
 from flaxformer_lite.decoding.cross_attention import CrossAttention, Heads
 from flaxformer_lite.model.ensemble import Ensemble
@@ -114,9 +115,11 @@ class Aligner:
         self.run = run
         self.reading = reading_of(run.config) if reading is None else reading
         _check(self.reading, run.config)
+        self._spaces = {side: is_space(run.tokenizer, side) for side in ("source", "target")}
         self._attention = CrossAttention(
             run.config.model,
             tokens_per_batch=run.config.decode.tokens_per_batch,
+            ignored_V=self._spaces["source"],
             rows_multiple=run.mesh.size,
             sharding=decoding_shardings(run.mesh)[0],
         )
@@ -125,7 +128,8 @@ class Aligner:
         """Returns the links of each pair as sorted (source word, target word), from 0.
 
         White space separates words. A source word and a target word are linked if the source token
-        of any target token of the one is in the other. A pair with a blank text has no links.
+        of any target token of the one is in the other. A token that is only white space is not
+        aligned. A pair with a blank text has no links.
 
         Raises:
           InputError: a text has more tokens than the model takes.
@@ -171,7 +175,7 @@ class Aligner:
         """
         found = self._steps(sources, targets, (self.reading.heads,))
         return [
-            of_tokens(position_1T[0], len(ids), self._offset(self.reading.shift))
+            self._of_tokens(position_1T[0], ids, self.reading.shift)
             for position_1T, ids in zip(found, targets, strict=True)
         ]
 
@@ -202,7 +206,7 @@ class Aligner:
         for c, heads in enumerate(chosen):
             for shift in SHIFTS if model.decoder == "causal" else SHIFTS[:1]:
                 links: list[Links] = [
-                    word_links(of_tokens(each_CT[c], len(target), self._offset(shift)), *of_pair)
+                    word_links(self._of_tokens(each_CT[c], target, shift), *of_pair)
                     for each_CT, target, of_pair in zip(steps, ids[1], numbers, strict=True)
                 ]
                 table.append((Reading(heads, shift), alignment_scores(links, references)))
@@ -223,9 +227,11 @@ class Aligner:
         empty = [np.full((len(chosen), len(target) + 1), NONE) for target in targets]
         return [by_number.get(i, none) for i, none in enumerate(empty)]
 
-    def _offset(self, shift: str) -> int:
-        """Returns by how many steps the step of a target token is after its own position."""
-        return int(shift == "input" and self.run.config.model.decoder == "causal")
+    def _of_tokens(self, position_T: np.ndarray, ids: np.ndarray, shift: str) -> np.ndarray:
+        """Returns the source token of each target token from that of each step, see `of_tokens`."""
+        later = shift == "input" and self.run.config.model.decoder == "causal"
+        found = of_tokens(position_T, len(ids), int(later))
+        return np.where(self._spaces["target"][ids], NONE, found)
 
     def _encode(
         self, sources: Sequence[str], targets: Sequence[str]
@@ -239,6 +245,12 @@ class Aligner:
         """Returns the number of the word of each token of each text."""
         tokenizer = self.run.tokenizer
         return [word_of(spans(tokenizer, text, side), words(text)) for text in texts]
+
+
+def is_space(tokenizer: AnyTokenizer, side: str) -> np.ndarray:
+    """Returns for each id whether its token is only white space, bool (V,)."""
+    ids = range(len(tokenizer.vocabulary_of(side)))
+    return np.array([not piece.strip() for piece in tokenizer.pieces(ids, side=side)])
 
 
 def of_tokens(position_T: np.ndarray, count: int, offset: int) -> np.ndarray:

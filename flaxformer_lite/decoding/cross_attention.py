@@ -67,13 +67,12 @@ def weights_of(layers_BHTS: Sequence[jax.Array], heads: Heads) -> jax.Array:
     return functools.reduce(jnp.add, per_layer) / len(per_layer)
 
 
-def most_attended(weights_BTS: jax.Array, source_BS: jax.Array) -> jax.Array:
-    """Returns the source token with the largest weight, (B, T) int32.
+def most_attended(weights_BTS: jax.Array, counts_BS: jax.Array) -> jax.Array:
+    """Returns the source token with the largest weight, (B, T) int32; of equal weights the first.
 
-    It is never padding or the end symbol, whose weights do not count; of equal weights the first.
+    `counts_BS`: bool, False for tokens that no token is aligned to.
     """
-    is_token_B1S = ((source_BS != PAD) & (source_BS != EOS))[:, None]
-    return jnp.where(is_token_B1S, weights_BTS, -1.0).argmax(axis=-1).astype(jnp.int32)
+    return jnp.where(counts_BS[:, None], weights_BTS, -1.0).argmax(axis=-1).astype(jnp.int32)
 
 
 class CrossAttention:
@@ -87,6 +86,7 @@ class CrossAttention:
         config: ModelConfig,
         *,
         tokens_per_batch: int,
+        ignored_V: np.ndarray | None = None,
         rows_multiple: int = 1,
         sharding: NamedSharding | None = None,
     ):
@@ -94,9 +94,11 @@ class CrossAttention:
         Args:
           config: of an encoder-decoder.
           tokens_per_batch: positions of a batch on one side, padding included.
+          ignored_V: bool, True for source ids that no token is aligned to, beside padding and the
+            end symbol; None: no others.
           rows_multiple, sharding: of the rows of a batch, so that devices can share them.
         """
-        self._config, self._sharding = config, sharding
+        self._config, self._sharding, self._ignored_V = config, sharding, ignored_V
         self._rows = functools.partial(rows_for, tokens=tokens_per_batch, multiple=rows_multiple)
         self._compiled = jax.jit(self._positions, static_argnames="chosen")
 
@@ -146,5 +148,8 @@ class CrossAttention:
         chosen: tuple[Heads, ...],
     ) -> jax.Array:
         layers = attention_weights(self._config, params, source_BS, target_BT)["cross-attention"]
-        each = [most_attended(weights_of(layers, heads), source_BS) for heads in chosen]
+        counts_BS = (source_BS != PAD) & (source_BS != EOS)
+        if self._ignored_V is not None:
+            counts_BS &= ~jnp.asarray(self._ignored_V)[source_BS]
+        each = [most_attended(weights_of(layers, heads), counts_BS) for heads in chosen]
         return jnp.stack(each)

@@ -22,8 +22,8 @@ TEMPLATE = Path(__file__).with_name("attention_page.html")
 class AttentionMap:
     """The weights of one kind of attention: (layers, heads, queries, keys).
 
-    `aligned`: if not None, the first so many queries are linked to the first so many keys, each to
-    the one with the largest weight; the others are end symbols.
+    `aligned`: if not None, which queries are linked to which keys, each to the one with the largest
+    weight: bool, (queries,) and (keys,). The others are end symbols and spaces.
 
     Raises:
       InputError: the weights are not finite, or their shape does not fit the tokens.
@@ -33,7 +33,7 @@ class AttentionMap:
     query_tokens: Sequence[str]
     key_tokens: Sequence[str]
     weights_NHTS: np.ndarray
-    aligned: tuple[int, int] | None = None
+    aligned: tuple[np.ndarray, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         shape = np.shape(self.weights_NHTS)
@@ -46,16 +46,17 @@ class AttentionMap:
             )
 
     def links(self) -> list[Any] | None:
-        """Returns the key of each aligned query, by layer and head; the mean is the last head.
+        """Returns the key of each query, or -1, by layer and head; the mean is the last head.
 
         None: the queries are not aligned.
         """
-        if self.aligned is None or not all(self.aligned):
+        if self.aligned is None or not all(map(np.any, self.aligned)):
             return None
-        queries, keys = self.aligned
-        weights_NHTS = np.asarray(self.weights_NHTS, np.float64)[:, :, :queries, :keys]
+        queries_T, keys_S = self.aligned
+        weights_NHTS = np.asarray(self.weights_NHTS, np.float64)
         mean_N1TS = weights_NHTS.mean(axis=1, keepdims=True)
-        found: list[Any] = np.concatenate([weights_NHTS, mean_N1TS], axis=1).argmax(-1).tolist()
+        weights_NHTS = np.where(keys_S, np.concatenate([weights_NHTS, mean_N1TS], axis=1), -1.0)
+        found: list[Any] = np.where(queries_T, weights_NHTS.argmax(-1), -1).tolist()
         return found
 
 

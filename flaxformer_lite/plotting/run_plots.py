@@ -43,13 +43,13 @@ def attention_maps(run: trained.Trained, text: str) -> list[attention_page.Atten
         raise InputError("--text: expected a text with at least one token, got none.")
     architecture = run.config.model.architecture
     source = [*([BOS] if architecture == "encoder_classifier" else []), *ids, EOS]
-    aligned: dict[str, tuple[int, int]] = {}
+    aligned: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     encoded = source
     if architecture == "encoder_decoder":
         (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [ids])
         longest = run.config.model.max_length  # such a translation has no end symbol
         predicted = [*target, EOS][:longest]
-        aligned = {"cross-attention": (len(target), len(ids))}
+        aligned = {"cross-attention": (_words(run, predicted, "target"), _words(run, source))}
         inputs = [source, [BOS, *target][:longest]]
         if run.config.model.decoder == "masked":  # reads its own output; LENGTH precedes the source
             inputs, encoded = [source, predicted], [transformer.LENGTH, *source]
@@ -70,6 +70,14 @@ def attention_maps(run: trained.Trained, text: str) -> list[attention_page.Atten
         attention_page.AttentionMap(name, *tokens[name], weights_NHTS, aligned.get(name))
         for name, weights_NHTS in stacked.items()
     ]
+
+
+def _words(run: trained.Trained, ids: Sequence[int], side: str = "source") -> np.ndarray:
+    """Returns for each id whether alignments count it: no end symbol, and no white space."""
+    pieces = run.tokenizer.pieces(ids, side=side)
+    return np.array(
+        [i != EOS and piece.strip() != "" for i, piece in zip(ids, pieces, strict=True)]
+    )
 
 
 def attention(workdir: Path, text: str, output: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
 
 from flaxformer_lite import alignments, trained, translate
@@ -67,8 +68,19 @@ def test_links_are_of_words_of_the_raw_texts(run, aligner):
         word_of(spans(run.tokenizer, text, side), words(text))
         for text, side in ((source, "source"), (target, "target"))
     )
-    expected = {(of_source[s], of_target[t]) for t, s in enumerate(position_T)}
+    expected = {(of_source[s], of_target[t]) for t, s in enumerate(position_T) if s >= 0}
     assert set(found[0]) == expected
+    pieces = run.tokenizer.pieces(ids[1][0], side="target")
+    assert [s < 0 for s in position_T] == [not piece.strip() for piece in pieces]
+    linked = run.tokenizer.pieces(ids[0][0][position_T[position_T >= 0]])
+    assert all(piece.strip() for piece in linked)
+
+
+def test_a_token_without_a_step_and_a_word_without_a_number_have_no_link():
+    later = alignments.of_tokens(np.array([3, 1, 2]), 3, 1)
+    assert later.tolist() == [1, 2, -1]
+    words_of_source, words_of_target = np.array([0, -1, 1, 1]), np.array([0, 0, 1])
+    assert alignments.word_links(later, words_of_source, words_of_target) == {(1, 0)}
 
 
 def test_the_pairs_of_a_batch_do_not_change_each_other(aligner):
@@ -87,7 +99,11 @@ def test_the_input_step_is_one_later_than_the_output_step(run):
     (output,) = of["output"].of_ids(ids[0], longer)
     count = len(ids[1][0])
     assert longer[0][:count].tolist() == ids[1][0].tolist()
-    assert later.tolist() == output[1 : count + 1].tolist()
+    is_word = [piece.strip() != "" for piece in run.tokenizer.pieces(ids[1][0], side="target")]
+    shifted = output[1 : count + 1]
+    both = [n for n in range(count) if later[n] >= 0 and shifted[n] >= 0]
+    assert both and later[both].tolist() == shifted[both].tolist()
+    assert (later >= 0).tolist() == is_word
 
 
 def test_choose_has_the_scores_of_each_reading(run, aligner):
@@ -123,11 +139,12 @@ def test_the_attention_page_has_the_same_links_of_tokens(run, aligner):
     )
     ids = run.encode([text])
     target = trained.make_decoder(run.model, run.config, run.mesh)(run.params, ids)
-    assert cross.aligned == (len(target[0]), len(ids[0]))
     for head in (1, None):
         reading = alignments.Reading(Heads(0, head))
         (position_T,) = alignments.Aligner(run, reading).of_ids(ids, target)
-        assert cross.links()[0][-1 if head is None else head] == position_T.tolist()
+        linked = cross.links()[0][-1 if head is None else head][: len(target[0])]
+        assert linked == position_T.tolist()
+        assert -1 < max(linked) < len(ids[0])
     (other,) = (each for each in run_plots.attention_maps(run, text) if "encoder" in each.name)
     assert other.links() is None
 

@@ -36,10 +36,12 @@ def weights(layers: int, heads: int, queries: int, keys: int) -> np.ndarray:
     return rng.multinomial(100, np.full(keys, 1 / keys), size=(layers, heads, queries)) / 100
 
 
+# no end symbol; a token that is only white space is not aligned
+COUNTED = np.arange(len(TARGET)) != 3, np.arange(len(SOURCE)) < 6
 MAPS = [
     AttentionMap("encoder self-attention", SOURCE, SOURCE, weights(2, 3, len(SOURCE), len(SOURCE))),
     AttentionMap(
-        "cross-attention", TARGET, SOURCE, weights(3, 2, len(TARGET), len(SOURCE)), (4, 6)
+        "cross-attention", TARGET, SOURCE, weights(3, 2, len(TARGET), len(SOURCE)), COUNTED
     ),
 ]
 LARGE = np.random.default_rng(0).dirichlet(np.ones(60), size=(4, 8, 60))
@@ -260,10 +262,10 @@ def test_the_fragment_selects_map_layer_head_and_token(browser, url, number, lay
 @pytest.mark.parametrize(("layer", "head"), [(1, 0), (2, 1), (2, "mean")])
 def test_the_page_lists_the_links_of_the_chosen_head_without_end_symbols(browser, url, layer, head):
     browser.open(f"{url}#map=1&layer={layer}&head={head}")
-    of_layer = MAPS[1].weights_NHTS[layer, :, :4, :6]
+    of_layer = MAPS[1].weights_NHTS[layer, :, :, :6]
     keys = (of_layer.mean(axis=0) if head == "mean" else of_layer[head]).argmax(axis=-1)
     signs, names = texts(browser, "#keys .name"), texts(browser, "#token .name")[1:]
-    linked = "; ".join(f"{names[i]} – {signs[key]}" for i, key in enumerate(keys))
+    linked = "; ".join(f"{names[i]} – {signs[key]}" for i, key in enumerate(keys) if i != 3)
     assert texts(browser, "#links") == [f"Links: {linked}."]
     browser.open(f"{url}#map=0")
     assert texts(browser, "#links") == [""]

@@ -82,10 +82,19 @@ def test_steps_of_batches_are_those_of_each_pair_alone(params, pairs, tokens):
     assert [len(each[0]) for each in found] == [2, 19, 4, 19]
 
 
-def test_the_end_symbol_and_padding_are_not_attended_to():
-    source_BS = jnp.array([[7, 9, EOS, 0]])
+def test_tokens_that_do_not_count_are_not_attended_to():
+    counts_BS = jnp.array([[True, True, False, False]])
     weights_BTS = jnp.array([[[0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 1.0, 0.0]]])
-    np.testing.assert_array_equal(most_attended(weights_BTS, source_BS), [[1, 0]])
+    np.testing.assert_array_equal(most_attended(weights_BTS, counts_BS), [[1, 0]])
+
+
+@pytest.mark.usefixtures("quickly_compiled")
+def test_ignored_ids_are_not_attended_to(params, pairs):
+    (source, target), ids = pairs[2], np.arange(CONFIG.vocab_size)
+    for ignored_V in (ids == source[5], ids != source[5]):
+        attention = CrossAttention(CONFIG, tokens_per_batch=99, ignored_V=ignored_V)
+        (position_CT,) = attention(params, [source], [target], HEADS[:1])
+        assert not ignored_V[source[position_CT]].any()
 
 
 def test_a_mean_of_heads_is_not_the_mean_of_the_winners():
