@@ -84,7 +84,7 @@ class Evaluator:
         self._compiled: dict[tuple[str, tuple[int, int]], Callable[..., Any]] = {}
         if decodes:
             self._decoder = trained.make_decoder(
-                model, config, mode.mesh, compile_with=compile_with
+                model, config, mode.mesh, tokenizer, compile_with=compile_with
             )
 
     def evaluate(

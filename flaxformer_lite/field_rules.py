@@ -150,6 +150,9 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
     **dict.fromkeys(("init.new_embeddings", "init.new_bias"), ("init.vocabulary", ("extend",))),
 }
 
+# `optim.momentum` of None, by optimizer.
+MOMENTUM = {"sgd": 0.9, "muon": 0.95}
+
 # Fields of `train` that a resumed run may change. They do not affect earlier steps. Later steps
 # stay the same too, except under another model.backend or model.remat (rounding), and under the
 # schedules 'linear', 'cosine' and 'wsd', which end at the new train.num_steps.

@@ -330,8 +330,7 @@ class DecodeConfig:
     top_k: int | None = None
     # 'sample': only the most probable tokens of this total probability (Holtzman 2020); None: all
     top_p: float | None = None
-    # 'sample': of those only tokens of this probability or more, and the most probable one
-    # (Hewitt 2022); 0: all
+    # 'sample': of those only tokens of this probability or more (Hewitt 2022); 0: all
     epsilon: float = 0.0
     # 'sample': seed
     seed: int = 0
@@ -341,6 +340,8 @@ class DecodeConfig:
     min_length: int = 0
     # no n-gram of this length occurs twice in a text (Paulus 2018); None: no limit
     no_repeat_ngram: int | None = None
+    # words and phrases that no output contains, by their tokens (data/tokens/forbidden.py)
+    forbidden: tuple[str, ...] = ()
     # input positions decoded at once, padding and each beam counted; raise it on a GPU
     tokens_per_batch: int = 4096
 
@@ -394,7 +395,5 @@ class Config:
     init: InitConfig = dataclasses.field(default_factory=InitConfig)
 
 
-# `optim.momentum` of None, by optimizer.
-MOMENTUM = {"sgd": 0.9, "muon": 0.95}
 # Ids of the special tokens, the same in every vocabulary: padding, start, end, unknown.
 PAD, BOS, EOS, UNK = 0, 1, 2, 3

@@ -18,7 +18,7 @@ class Generator:
 
     def __init__(self, run: trained.Trained):
         self.run = run
-        self._decoder = trained.make_decoder(run.model, run.config, run.mesh)
+        self._decoder = trained.make_decoder(run.model, run.config, run.mesh, run.tokenizer)
 
     def __call__(self, prompts: Sequence[str]) -> list[str]:
         """Returns a text for each prompt; it starts with the prompt, which may be empty.

@@ -16,6 +16,7 @@ from flaxformer_lite.checks.vocabularies import vocabulary_sizes
 from flaxformer_lite.config import Config, with_vocabulary
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens import two_vocabularies
+from flaxformer_lite.data.tokens.forbidden import forbidden_ids
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.decoding.decoder import Decoder
 from flaxformer_lite.model import transformer
@@ -69,6 +70,7 @@ class DecodeOptions(TypedDict, total=False):
     max_extra_length: int
     min_length: int
     no_repeat_ngram: int | None
+    forbidden: tuple[str, ...]
     tokens_per_batch: int
 
 
@@ -133,7 +135,9 @@ class Trained:
         if self.config.model.architecture == "encoder_classifier":
             return model
         decode = dataclasses.asdict(self.config.decode)
-        return model | {f"--{name}": value for name, value in decode.items()}
+        # Records of earlier versions lack these fields, which had no effect.
+        later = {name for name in ("epsilon", "forbidden") if not decode[name]}
+        return model | {f"--{name}": value for name, value in decode.items() if name not in later}
 
     def fingerprint(self) -> str:
         """Returns the SHA-256 of the model's settings, its parameters and the tokenizer."""
@@ -317,9 +321,20 @@ def with_decode(run: Trained, decode: Mapping[str, object]) -> Trained:
 
 
 def make_decoder(
-    model: nn.Module, config: Config, mesh: jax.sharding.Mesh, **options: Any
+    model: nn.Module,
+    config: Config,
+    mesh: jax.sharding.Mesh,
+    tokenizer: AnyTokenizer | None = None,
+    **options: Any,
 ) -> Decoder:
-    """Returns a `Decoder` that splits its batches over the devices of `mesh`."""
+    """Returns a `Decoder` that splits its batches over the devices of `mesh`.
+
+    Args:
+      tokenizer: is required if `config.decode.forbidden` has texts.
+    """
+    if config.decode.forbidden:
+        assert tokenizer is not None, "forbidden texts have ids"
+        options["forbidden"] = forbidden_ids(tokenizer, config.decode.forbidden)
     options = {
         "rows_multiple": mesh.size,
         "sharding": parallel.decoding_shardings(mesh),

@@ -63,7 +63,7 @@ class Translator:
     def __init__(self, run: trained.Trained):
         self.run = run
         self._aligners: dict[tuple[tuple[str, object], ...], Aligner] = {}
-        self._decoder = trained.make_decoder(run.model, run.config, run.mesh)
+        self._decoder = trained.make_decoder(run.model, run.config, run.mesh, run.tokenizer)
         self._scorer: TokenScorer | None = None  # compiled for the first scores
 
     def __call__(self, texts: Sequence[str], prefixes: Sequence[str] | None = None) -> list[str]:

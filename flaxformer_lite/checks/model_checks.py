@@ -80,6 +80,15 @@ def check_method(model: ModelConfig, decode: DecodeConfig) -> None:
         )
     if decode.top_p is not None and decode.top_p > 1:
         raise InputError(f"config.decode.top_p: expected a share of at most 1, got {decode.top_p}.")
+    if decode.forbidden and decode.method == "mask_predict":
+        raise InputError(
+            "config.decode.forbidden: 'mask_predict' predicts all tokens at once, so it cannot "
+            "exclude one by those before it; leave it unset."
+        )
+    if blank := [text for text in decode.forbidden if not text.strip()]:
+        raise InputError(
+            f"config.decode.forbidden: expected words or phrases, got {blank[0]!r}; leave it out."
+        )
     if decode.no_repeat_ngram is not None and decode.method == "mask_predict":
         raise InputError(
             "config.decode.no_repeat_ngram: 'mask_predict' predicts all tokens at once, so it "

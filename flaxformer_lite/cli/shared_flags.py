@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.lines import whole_files
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.system.storage import expanded, in_bucket
+from flaxformer_lite.system.storage import expanded, in_bucket, place
 
 DECODE = {  # every field of DecodeConfig: its type and its help text
     "method": ("string", "decoding method: greedy, sample, beam or mask_predict"),
@@ -28,6 +29,10 @@ DECODE = {  # every field of DecodeConfig: its type and its help text
     "max_extra_length": ("integer", "most tokens beyond the length of the source or prompt"),
     "min_length": ("integer", "tokens before the end symbol is allowed, prompt or prefix included"),
     "no_repeat_ngram": ("integer", "no n-gram of this length occurs twice in a text"),
+    "forbidden": (
+        "list",
+        "words and phrases that no output contains, A,B; @F: the lines of a file",
+    ),
     "tokens_per_batch": (
         "integer",
         "input positions decoded at once, padding and each beam counted",
@@ -69,8 +74,27 @@ def define_decode(values: flags.FlagValues) -> None:
 
 
 def decode_given(values: flags.FlagValues) -> dict[str, Any]:
-    """Returns the fields of `DecodeConfig` that are given."""
-    return {name: values[name].value for name in DECODE if values[name].value is not None}
+    """Returns the fields of `DecodeConfig` that are given.
+
+    Raises:
+      InputError: a file of --forbidden cannot be read.
+    """
+    given: dict[str, Any] = {
+        name: values[name].value for name in DECODE if values[name].value is not None
+    }
+    if "forbidden" in given:
+        given["forbidden"] = tuple(
+            text for each in given["forbidden"] if each for text in _texts_of(each, "--forbidden")
+        )
+    return given
+
+
+def _texts_of(given: str, flag: str) -> list[str]:
+    """Returns the lines of the file F for '@F', without blank ones; else the text itself."""
+    if not given.startswith("@"):
+        return [given]
+    lines = whole_files.read_lines(place(given[1:]), flag=flag)
+    return [line for line in lines if line.strip()]
 
 
 def define_model(values: flags.FlagValues) -> None:

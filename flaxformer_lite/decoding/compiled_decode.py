@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_lite.decoding import methods
+from flaxformer_lite.decoding.constraints import Forbidden
 from flaxformer_lite.decoding.mask_predict import decode_masked
 from flaxformer_lite.decoding.task import Task, continuation, translation, with_whole_rows
 from flaxformer_lite.fields import DecodeConfig
@@ -34,8 +35,10 @@ class CompiledDecode:
         *,
         sharding: Shardings | None,
         compile_with: CompileWith,
+        forbidden: Forbidden = (),
     ):
         """See `Decoder` for the arguments."""
+        self._forbidden = forbidden
         self._model, self._config, self._compile_with = model, config, compile_with
         shardings: Sequence[NamedSharding | None] = sharding or (None, None, None)
         self._batch_sharding, self._logits_sharding, self._output_sharding = shardings
@@ -74,7 +77,7 @@ class CompiledDecode:
         within_text: bool,
     ) -> Callable[..., Any]:
         """Returns `decode(params, *batch)` for batches of this shape."""
-        model, config = self._model, self._config
+        model, config, forbidden = self._model, self._config, self._forbidden
         longest = max(array.shape[1] for array in batch if array.ndim == 2)
         most = min(longest + config.max_extra_length, model.config.max_length)
         if config.method == "mask_predict":
@@ -92,8 +95,10 @@ class CompiledDecode:
             if config.method == "sample":
                 task = with_whole_rows(task, logits_sharding)
             if n is None:
-                return methods.decode(task, config, capacities=capacities)
-            return methods.beam_search(task, config, n_best=n, capacities=capacities)
+                return methods.decode(task, config, capacities=capacities, forbidden=forbidden)
+            return methods.beam_search(
+                task, config, n_best=n, capacities=capacities, forbidden=forbidden
+            )
 
         return decode
 

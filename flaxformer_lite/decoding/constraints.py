@@ -16,14 +16,25 @@ from flaxformer_lite.fields import (
 IN_NO_TEXT = PAD, BOS, UNK  # no method generates these
 
 
+# Sequences of ids that no text contains.
+Forbidden = Sequence[Sequence[int]]
+
+
 def constrain(
-    config: DecodeConfig, logits: jax.Array, ids: jax.Array, index: jax.Array
+    config: DecodeConfig,
+    logits: jax.Array,
+    ids: jax.Array,
+    index: jax.Array,
+    forbidden: Forbidden = (),
 ) -> jax.Array:
     """Returns `logits` (..., V) with -inf for each token that `config` forbids next.
 
-    `ids` (..., T): the first `index` of them are the text so far.
+    `ids` (..., T): the first `index` of them are the text so far. `forbidden`: the ids of
+    `config.forbidden`.
     """
     logits = forbid(logits, IN_NO_TEXT)
+    if forbidden:
+        logits = no_forbidden_sequence(logits, ids, index, forbidden)
     if config.no_repeat_ngram is not None:
         logits = no_repeated_ngram(logits, ids, index, n=config.no_repeat_ngram)
     if config.min_length:
@@ -50,6 +61,32 @@ def no_early_end(logits: jax.Array, length: jax.Array, *, min_length: int, end: 
     others = forbid(logits, [end])
     too_short = (length < min_length) & (others > -jnp.inf).any(axis=-1, keepdims=True)
     return jnp.where(too_short, others, logits)
+
+
+def no_forbidden_sequence(
+    logits: jax.Array, ids: jax.Array, length: jax.Array, sequences: Forbidden
+) -> jax.Array:
+    """Returns `logits` (..., V) with -inf for each token that would complete one of `sequences`.
+
+    `ids` (..., T): the first `length` of them are the text so far. A sequence of n ids forbids its
+    last id after its first n - 1.
+    """
+    V, T = logits.shape[-1], ids.shape[-1]
+    for n in sorted({len(sequence) for sequence in sequences}):
+        if n > T + 1:
+            continue  # no text is that long
+        ids_SN = jnp.array([sequence for sequence in sequences if len(sequence) == n], jnp.int32)
+        shape = (*ids.shape[:-1], len(ids_SN))
+        complete = jnp.broadcast_to(length >= n - 1, shape)
+        for i in range(n - 1):
+            last = jax.lax.dynamic_index_in_dim(ids, length - n + 1 + i, axis=-1)
+            complete &= last == jnp.broadcast_to(ids_SN[:, i], shape)
+        token = jnp.where(complete, jnp.broadcast_to(ids_SN[:, -1], shape), V)  # V: none
+        token_XS = token.reshape(-1, len(ids_SN))
+        row_X1 = jnp.arange(token_XS.shape[0])[:, None]
+        logits_XV = logits.reshape(-1, V).at[row_X1, token_XS].set(-jnp.inf, mode="drop")
+        logits = logits_XV.reshape(logits.shape)
+    return logits
 
 
 def no_repeated_ngram(logits: jax.Array, ids: jax.Array, length: jax.Array, *, n: int) -> jax.Array:

@@ -16,6 +16,7 @@ from flaxformer_lite.checks.model_checks import check_method
 from flaxformer_lite.data.tokens.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.compiled_decode import CompiledDecode, CompileWith, Shardings
+from flaxformer_lite.decoding.constraints import Forbidden
 from flaxformer_lite.fields import EOS, DecodeConfig
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.system.errors import InputError
@@ -63,6 +64,7 @@ class Decoder:
         sharding: Shardings | None = None,
         compile_with: CompileWith = lambda compile: compile(),
         within_texts: bool = False,
+        forbidden: Forbidden = (),
     ):
         """
         Args:
@@ -73,6 +75,7 @@ class Decoder:
           compile_with: runs a compilation, so that a caller can run it elsewhere and wait.
           within_texts: whether prompts of 1 token or more continue without a start symbol, see
             `continuation`.
+          forbidden: sequences of ids that no output contains: those of `config.forbidden`.
 
         Raises:
           InputError: the model cannot decode by `config.method`.
@@ -85,7 +88,9 @@ class Decoder:
         shardings: Sequence[NamedSharding | None] = sharding or (None, None, None)
         self._batch_sharding, _, output_sharding = shardings
         self._gather = jax.jit(lambda output: output, out_shardings=output_sharding)
-        self._compiled = CompiledDecode(model, config, sharding=sharding, compile_with=compile_with)
+        self._compiled = CompiledDecode(
+            model, config, sharding=sharding, compile_with=compile_with, forbidden=forbidden
+        )
 
     def __call__(
         self,

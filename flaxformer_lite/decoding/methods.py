@@ -8,19 +8,23 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.decoding import beam, sampling
-from flaxformer_lite.decoding.constraints import constrain, force
+from flaxformer_lite.decoding.constraints import Forbidden, constrain, force
 from flaxformer_lite.decoding.task import Task
 from flaxformer_lite.fields import BOS, EOS, PAD, DecodeConfig
 
 
-def decode(task: Task, config: DecodeConfig, *, capacities: Sequence[int]) -> jax.Array:
+def decode(
+    task: Task, config: DecodeConfig, *, capacities: Sequence[int], forbidden: Forbidden = ()
+) -> jax.Array:
     """Returns the output ids (B, T) of 'greedy', 'sample' or 'beam', then padding.
 
-    `capacities`: numbers of positions of the cache, increasing; the last is T.
+    `capacities`: numbers of positions of the cache, increasing; the last is T. `forbidden`: the ids
+    of `config.forbidden`.
     """
     if config.method == "beam":
-        return beam_search(task, config, n_best=1, capacities=capacities)[0][:, 0]
-    pick = pick_token(config, task.row_B)
+        found = beam_search(task, config, n_best=1, capacities=capacities, forbidden=forbidden)
+        return found[0][:, 0]
+    pick = pick_token(config, task.row_B, forbidden)
 
     def pick_or_given(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
         given_B = task.given(index)
@@ -31,7 +35,9 @@ def decode(task: Task, config: DecodeConfig, *, capacities: Sequence[int]) -> ja
     )
 
 
-def pick_token(config: DecodeConfig, row_B: jax.Array) -> sampling.PickFn:
+def pick_token(
+    config: DecodeConfig, row_B: jax.Array, forbidden: Forbidden = ()
+) -> sampling.PickFn:
     """Returns the function that picks the next token by 'greedy' or 'sample'.
 
     A sample is a function of (config.seed, index of the token, row).
@@ -39,7 +45,7 @@ def pick_token(config: DecodeConfig, row_B: jax.Array) -> sampling.PickFn:
     key = jax.random.key(config.seed)
 
     def pick(logits_BV: jax.Array, ids_BT: jax.Array, index: jax.Array) -> jax.Array:
-        logits_BV = constrain(config, logits_BV, ids_BT, index)
+        logits_BV = constrain(config, logits_BV, ids_BT, index, forbidden)
         if config.method == "greedy":
             return sampling.greedy(logits_BV)
         return sampling.sample(
@@ -56,7 +62,12 @@ def pick_token(config: DecodeConfig, row_B: jax.Array) -> sampling.PickFn:
 
 
 def beam_search(
-    task: Task, config: DecodeConfig, *, n_best: int, capacities: Sequence[int]
+    task: Task,
+    config: DecodeConfig,
+    *,
+    n_best: int,
+    capacities: Sequence[int],
+    forbidden: Forbidden = (),
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the best texts of each row: ids (B, N, T), best first, and scores (B, N).
 
@@ -72,7 +83,7 @@ def beam_search(
         token_BW = jnp.where(index == 0, BOS, last_BW)
         logits_BWV, cache = task.step(token_BW, state.cache, index, ancestor_BWT=state.ancestor_BWT)
         log_prob_BWV = jax.nn.log_softmax(logits_BWV)
-        allowed_BWV = constrain(config, log_prob_BWV, ids_BWT, index)
+        allowed_BWV = constrain(config, log_prob_BWV, ids_BWT, index, forbidden)
         if task.prompt_BP.shape[1]:
             given_B1 = task.given(index)[:, None]
             forced_BWV = force(log_prob_BWV, given_B1)

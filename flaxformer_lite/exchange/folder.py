@@ -11,6 +11,7 @@ import numpy as np
 from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.model.parameters import Params
+from flaxformer_lite.system.errors import InputError
 
 LENGTH = 20  # tokens; the two length penalties agree best at about this length
 
@@ -65,6 +66,15 @@ def write_models(tokenizer: AnyTokenizer, folder: Path) -> None:
     """Writes the files of `tokenizer` that other programs read."""
     for name, content in tokenizer.models.items():
         (folder / name).write_bytes(content)
+
+
+def check_exported(decode: DecodeConfig) -> None:
+    """Raises InputError if an export would lose a rule about the next token."""
+    if decode.forbidden:
+        raise InputError(
+            "config.decode.forbidden: is not exported, got "
+            f"{', '.join(map(repr, decode.forbidden[:3]))}; leave it out with --forbidden=."
+        )
 
 
 def power_of_length(decode: DecodeConfig) -> float:

@@ -10,6 +10,7 @@ from flaxformer_lite.data.tokens.two_vocabularies import tokenizer_of
 from flaxformer_lite.exchange import ctranslate2_spec, tokenizer_code
 from flaxformer_lite.exchange.folder import (
     about_decoding,
+    check_exported,
     on_host,
     power_of_length,
     with_separate_layers,
@@ -111,8 +112,9 @@ def ctranslate2_arguments(decode: DecodeConfig, *, translates: bool, limit: int)
         texts.
 
     Raises:
-      InputError: CTranslate2 lacks a setting.
+      InputError: CTranslate2 lacks a setting, or it is not exported.
     """
+    check_exported(decode)
     if decode.epsilon:
         raise InputError(
             f"config.decode.epsilon: CTranslate2 cannot sample with it, got {decode.epsilon}; set "

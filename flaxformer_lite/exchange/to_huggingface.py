@@ -14,6 +14,7 @@ from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokeni
 from flaxformer_lite.exchange import marian_config, marian_weights, tokenizer_code
 from flaxformer_lite.exchange.folder import (
     about_decoding,
+    check_exported,
     on_host,
     power_of_length,
     with_separate_layers,
@@ -117,7 +118,11 @@ def generation_settings(decode: DecodeConfig, *, limit: int) -> dict[str, Any]:
 
     Args:
       limit: the most decoding steps, the end symbol counted.
+
+    Raises:
+      InputError: a field of `decode` is not exported.
     """
+    check_exported(decode)
     settings: dict[str, Any] = {
         "max_length": limit + 1,  # with the start symbol
         "min_length": decode.min_length + 1,

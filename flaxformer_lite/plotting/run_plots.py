@@ -46,7 +46,8 @@ def attention_maps(run: trained.Trained, text: str) -> list[attention_page.Atten
     aligned: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     encoded = source
     if architecture == "encoder_decoder":
-        (target,) = trained.make_decoder(run.model, run.config, run.mesh)(run.params, [ids])
+        decoder = trained.make_decoder(run.model, run.config, run.mesh, run.tokenizer)
+        (target,) = decoder(run.params, [ids])
         longest = run.config.model.max_length  # such a translation has no end symbol
         predicted = [*target, EOS][:longest]
         aligned = {"cross-attention": (_words(run, predicted, "target"), _words(run, source))}

@@ -1,6 +1,7 @@
 """The result of evaluating a run, and its files: the translations and their scores."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import urllib.parse
@@ -180,6 +181,9 @@ def _method(decode: DecodeConfig) -> str:
     """Returns the method and the fields that change texts, such as 'sample-temperature=0.8'."""
     defaults, fields = dataclasses.asdict(DecodeConfig()), dataclasses.asdict(decode)
     unnamed = ("method", "tokens_per_batch")
+    if decode.forbidden:  # texts may have characters that no file name has
+        digest = hashlib.sha256("\n".join(decode.forbidden).encode()).hexdigest()[:8]
+        fields["forbidden"] = f"{len(decode.forbidden)}-{digest}"
     changed = (
         f"{name}={value}"
         for name, value in fields.items()

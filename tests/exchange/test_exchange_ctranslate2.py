@@ -12,7 +12,7 @@ import pytest
 from flaxformer_lite import trained
 from flaxformer_lite.config import CHOICES, Config, DecodeConfig, ModelConfig
 from flaxformer_lite.decoding.decoder import Decoder
-from flaxformer_lite.exchange import ctranslate2_spec, to_ctranslate2
+from flaxformer_lite.exchange import ctranslate2_spec, to_ctranslate2, to_huggingface
 from flaxformer_lite.exchange.exports import export
 from flaxformer_lite.field_rules import NOT_IN_WEIGHTS
 from flaxformer_lite.fields import BOS, EOS, PAD, UNK
@@ -351,6 +351,15 @@ def test_the_arguments_decode_as_the_run_does(decode, expected):
     found = to_ctranslate2.ctranslate2_arguments(DecodeConfig(**decode), translates=True, limit=17)
     assert expected.items() <= found.items() and found["max_decoding_length"] == 17
     assert found["max_input_length"] == 0  # the default truncates long sources silently
+
+
+def test_forbidden_texts_are_refused():
+    for settings in (to_ctranslate2.ctranslate2_arguments, to_huggingface.generation_settings):
+        options = {"translates": True} if settings.__module__.endswith("ctranslate2") else {}
+        with pytest.raises(
+            InputError, match=r"^config\.decode\.forbidden: is not exported, got 'a'"
+        ):
+            settings(DecodeConfig(forbidden=("a",)), limit=17, **options)
 
 
 def test_epsilon_sampling_is_refused():

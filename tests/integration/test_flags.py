@@ -347,12 +347,14 @@ def test_commands_that_decode_accept_every_field_of_decode_by_its_name_and_type(
         "no_repeat_ngram": 2,
         "tokens_per_batch": 97,
     }
+    values |= {"forbidden": "a b"}
     values |= {"iterations": 4, "length_candidates": 3, "penalty": "power"}
     assert values.keys() == {field.name for field in dataclasses.fields(DecodeConfig)}
     flags = [f"--{name}={value}" for name, value in values.items()]
-    assert parser(["--workdir=w", *flags]).decode == values
+    read = values | {"forbidden": ("a b",)}
+    assert parser(["--workdir=w", *flags]).decode == read
     for name, value in values.items():
-        assert parser(["--workdir=w", f"--{name}={value}"]).decode == {name: value}
+        assert parser(["--workdir=w", f"--{name}={value}"]).decode == {name: read[name]}
 
 
 @pytest.mark.parametrize(
