@@ -8,7 +8,14 @@ from flaxformer_lite.cli import parser
 from flaxformer_lite.cli.rescore_request import FORMATS, RescoreRequest
 from flaxformer_lite.cli.run_flags import define_job, job_given, required_workdir
 from flaxformer_lite.cli.score_flags import place_or_none
-from flaxformer_lite.cli.shared_flags import define_in, define_model, define_together, model_given
+from flaxformer_lite.cli.shared_flags import (
+    alignments_given,
+    define_alignments,
+    define_in,
+    define_model,
+    define_together,
+    model_given,
+)
 from flaxformer_lite.system.errors import InputError
 
 SCORING = ("alpha", "penalty", "stride", "tokens_per_batch", "reverse")
@@ -53,11 +60,13 @@ def parse_rescore(arguments: Sequence[str]) -> RescoreRequest:
         flag.integer("stride", None, stride, lower_bound=1)
         batch = "target positions scored at once, padding counted; default: data.tokens_per_batch"
         flag.integer("tokens_per_batch", None, batch, lower_bound=1)
+        define_alignments(values)
         define_model(values)
         define_together(values)
 
     usage = (
         "usage: rescore --workdir=W [--input=PAIRS.tsv] [--output=F] [--tokens] [--reverse=W2]\n"
+        "               [--alignments]\n"
         "       rescore --workdir=W --input=SOURCES --target=TARGETS\n"
         "       rescore --workdir=LM [--input=TEXTS] [--total] [--surprisal]"
     )
@@ -77,15 +86,17 @@ def parse_rescore(arguments: Sequence[str]) -> RescoreRequest:
         values.long,
         values.total,
         values.surprisal,
+        alignments_given(values).get("alignments"),
         given,
     )
 
 
 def _check_together(values: flags.FlagValues, given: frozenset[str]) -> None:
     """Raises InputError if a flag has no effect with another one."""
+    of_lines = ("tokens", "alignments", "format", "reverse", "alpha", "penalty")
     without = {
-        "total": ("surprisal", "tokens", "format", "reverse", "alpha", "penalty", "restart"),
-        "surprisal": ("tokens", "format", "reverse", "alpha", "penalty"),
+        "total": ("surprisal", *of_lines, "restart"),
+        "surprisal": of_lines,
     }
     for flag, others in without.items():
         if values[flag].value and (found := [name for name in others if name in given]):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flaxformer_lite import rescore
+from flaxformer_lite.alignments import Aligner, reading_of
 from flaxformer_lite.cli.rescore_request import RescoreRequest
 from flaxformer_lite.lines import line_job, whole_files
 from flaxformer_lite.lines.line_windows import Answer, LineReader, Window
@@ -18,6 +19,7 @@ from flaxformer_lite.lines.score_lines import (
     word_scores,
 )
 from flaxformer_lite.rescore import Pair, Rescorer, Scored
+from flaxformer_lite.scores.word_links import line_of
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training.token_scores import TokenScores
 
@@ -57,6 +59,10 @@ class LineRescorer:
         self._rescorer, self._request = rescorer, request
         self._has_files = request.job.target is not None
         self._as_line = jsonl if request.format == "jsonl" else tsv
+        self._aligner: Aligner | None = None
+        if request.alignments is not None:
+            reading = reading_of(rescorer.run.config, **request.alignments)
+            self._aligner = Aligner(rescorer.run, reading)
 
     def __call__(self, window: Window) -> Answer:
         """Raises InputError if a line is malformed, or too long."""
@@ -67,7 +73,14 @@ class LineRescorer:
                 [row for line in rows for row in surprisal_rows(line[0], self._words(*line[1:]))],
                 skipped,
             )
-        return Answer([self._as_line(self._values(each)) for each in scored], skipped)
+        values = [self._values(each) for each in scored]
+        if self._aligner is not None:
+            kept = [n for n, each in enumerate(scored) if each is not None]
+            links = self._aligner([pairs[n] for n in kept])
+            of_line = dict(zip(kept, map(line_of, links), strict=True))
+            for n, columns in enumerate(values):
+                columns["alignment"] = of_line.get(n, "").split()
+        return Answer([self._as_line(columns) for columns in values], skipped)
 
     def scored(self, window: Window) -> tuple[list[Pair], list[Scored | None], int]:
         """Returns the pairs of a window, their scores, and the number of pairs without a score."""

@@ -19,12 +19,14 @@ class RescoreRequest(NamedTuple):
     long: str  # 'refuse' or 'skip'
     total: bool  # whether the sums over the file are printed, in place of lines
     surprisal: bool  # whether each row is a word
+    alignments: dict[str, Any] | None  # arguments of `alignments.reading_of`; None: no alignment
     given: frozenset[str]  # names of the flags that are given
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that affect the output, beside the model and the input."""
-        own = {f"--{name}": getattr(self, name) for name in ("format", "tokens", "surprisal")}
+        names = ("format", "tokens", "surprisal", "alignments")
+        own = {f"--{name}": getattr(self, name) for name in names}
         return {
             "command": "rescore",
             "--window": self.job.window,

@@ -15,7 +15,9 @@ from flaxformer_lite.cli.score_flags import (
     resampling_given,
 )
 from flaxformer_lite.cli.shared_flags import (
+    alignments_given,
     decode_given,
+    define_alignments,
     define_decode,
     define_in,
     define_model,
@@ -161,14 +163,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flag.string("utility", None, utility)
         long = "lines that are too long for the model: refuse, or split into segments"
         flag.enum("long", "refuse", ["refuse", "split"], long)
-        alignments = "add the alignment after a tab: links 0-0 1-2 of source and target words"
-        flag.boolean("alignments", False, alignments)
-        layer = "--alignments: layer of the decoder, from 0; default: the mean of all layers"
-        flag.integer("alignment_layer", None, layer)
-        head = "--alignments: head of this layer, from 0; default: the mean of all heads"
-        flag.integer("alignment_head", None, head)
-        shift = "--alignments: step that predicts a token, or has it as input; default: output"
-        flag.enum("alignment_shift", None, ["output", "input"], shift)
+        define_alignments(values)
         flag.boolean("scores", False, "write the log-probability of each translation before it")
         flag.boolean("token_scores", False, "as --scores, and write the score of each token")
         flag.string("workers", None, "removed; set JAX_NUM_CPU_DEVICES instead")
@@ -197,7 +192,7 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
             "out."
         )
     lines = {name: values[name].value for name in ("prefix", "n_best", "long")}
-    lines |= _alignments_given(values)
+    lines |= alignments_given(values)
     # Left out unless given: partial output of earlier versions has a record without them.
     lines |= {name: True for name in ("scores", "token_scores") if values[name].value}
     # Only if given: a job that an earlier version began has settings without them.
@@ -211,21 +206,6 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         decode_given(values),
         model_given(values),
     )
-
-
-def _alignments_given(values: flags.FlagValues) -> dict[str, Any]:
-    """Returns the argument `alignments` of `LineTranslator`, if the flag is given.
-
-    Raises:
-      InputError: a flag about alignments has no effect.
-    """
-    names = {f"alignment_{name}": name for name in ("layer", "head", "shift")}
-    found = {name: values[flag].value for flag, name in names.items() if values[flag].present}
-    if found and not values.alignments:
-        raise InputError(
-            f"--alignment_{next(iter(found))}: requires --alignments, which it is about; add that."
-        )
-    return {"alignments": found} if values.alignments else {}
 
 
 def parse_classify(arguments: Sequence[str]) -> ClassifyRequest:

@@ -97,6 +97,34 @@ def _texts_of(given: str, flag: str) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
+def define_alignments(values: flags.FlagValues) -> None:
+    """Defines whether lines have an alignment, and which attention weights it is read from."""
+    define = define_in(values)
+    alignments = "add the alignment after a tab: links 0-0 1-2 of source and target words"
+    define.boolean("alignments", False, alignments)
+    layer = "--alignments: layer of the decoder, from 0; default: the mean of all layers"
+    define.integer("alignment_layer", None, layer)
+    head = "--alignments: head of this layer, from 0; default: the mean of all heads"
+    define.integer("alignment_head", None, head)
+    shift = "--alignments: step of a token: it predicts the token, or has it as its input"
+    define.enum("alignment_shift", None, ["output", "input"], shift)
+
+
+def alignments_given(values: flags.FlagValues) -> dict[str, Any]:
+    """Returns `alignments`, the arguments of `alignments.reading_of`, if the flag is given.
+
+    Raises:
+      InputError: a flag about alignments has no effect.
+    """
+    names = {f"alignment_{name}": name for name in ("layer", "head", "shift")}
+    found = {name: values[flag].value for flag, name in names.items() if values[flag].present}
+    if found and not values.alignments:
+        raise InputError(
+            f"--alignment_{next(iter(found))}: requires --alignments, which it is about; add that."
+        )
+    return {"alignments": found} if values.alignments else {}
+
+
 def define_model(values: flags.FlagValues) -> None:
     """Defines which parameters of a run are used."""
     define = define_in(values)

@@ -16,10 +16,14 @@ from scored import (
 )
 
 from flaxformer_lite import rescore
+from flaxformer_lite.alignments import Aligner, Reading
 from flaxformer_lite.cli import rescore_lines
+from flaxformer_lite.cli.rescore_flags import parse_rescore
 from flaxformer_lite.cli.rescore_lines import LineRescorer
+from flaxformer_lite.decoding.cross_attention import Heads
 from flaxformer_lite.lines import line_job
 from flaxformer_lite.lines.line_job import LineJob
+from flaxformer_lite.scores.word_links import line_of
 from flaxformer_lite.system.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -179,3 +183,34 @@ def test_words_of_a_whole_file_have_the_context_of_the_lines_before(monkeypatch,
     bits = -tokens.log_prob / math.log(2)
     assert sum(float(row[3]) for row in rows) == pytest.approx(bits, rel=1e-5)
     assert sum(int(row[4]) for row in rows) == len(tokens.pieces) == len(text)
+
+
+def test_alignments_are_the_last_column_and_those_of_the_aligner():
+    long = "a" * LONGEST + "\tb"
+    flags = ["--alignments", "--alignment_layer=0", "--alignment_head=3", "--long=skip"]
+    rows = [line.split("\t") for line in lines_of(rescorer_of(), [*as_lines(), long], *flags).lines]
+    aligner = Aligner(run_of(), Reading(Heads(0, 3)))
+    links = [line_of(each) for each in aligner(PAIRS)]
+    assert [row[3] for row in rows] == [*links, ""] and any(links)
+    assert links != [line_of(each) for each in Aligner(run_of(), Reading(Heads(0, 4)))(PAIRS)]
+    plain = lines_of(rescorer_of(), [*as_lines(), long], "--long=skip").lines
+    assert ["\t".join(row[:3]) for row in rows] == plain
+    objects = lines_of(rescorer_of(), as_lines(), *flags, "--format=jsonl").lines
+    assert [" ".join(json.loads(line)["alignment"]) for line in objects] == links
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--alignment_head=1"], "--alignment_head: requires --alignments"),
+        (["--alignments", "--surprisal"], "--alignments: has no effect with --surprisal"),
+    ],
+)
+def test_alignments_without_an_effect_are_refused(flags, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        parse_rescore(["--workdir=w", *flags])
+
+
+def test_a_language_model_has_no_alignments():
+    with pytest.raises(InputError, match="expected a model with cross-attention"):
+        lines_of(rescorer_of("decoder_lm"), ["abc"], "--alignments")
