@@ -159,10 +159,10 @@ def test_translate_adds_the_links_after_the_last_tab(command, run, finished_run,
     assert out.splitlines()[1] == "\t"
     code, plain, _ = command("translate", *arguments[:2])
     assert plain.splitlines() == [text for text, _ in expected]
-    for more, name in (("--n_best=2", "n_best"), ("--long=split", "long=split")):
+    for more, name in (("--n_best=2", "--n_best"), ("--long=split", "--long=split")):
         beam = ("--method=beam",) if "best" in more else ()
         code, _, err = command("translate", *arguments, "--alignments", more, *beam)
-        assert code == 2 and f"--{name}: --alignments applies to one" in err
+        assert code == 2 and name in err and "--alignments" in err
     code, _, err = command("translate", *arguments)
     assert code == 2 and "--alignment_layer: requires --alignments" in err
     code, _, err = command("translate", *arguments[:2], "--alignments", "--alignment_head=1")
