@@ -8,7 +8,7 @@ BEFORE = "x"  # a word before the text, so that its ids after a space are found
 
 
 def forbidden_ids(tokenizer: AnyTokenizer, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Returns the sequences of ids that the tokenizer has for each text, without duplicates.
+    """Returns the sequences of ids of each text, without duplicates.
 
     They are those of the text at the start of a sentence, and after a space. A text that is split
     into other tokens is not found. Tokens of characters are found within words too.
