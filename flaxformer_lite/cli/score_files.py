@@ -69,9 +69,9 @@ def print_scores(request: ScoreRequest) -> None:
 def _read(request: ScoreRequest) -> _Files:
     """Reads all files; raises InputError if one cannot be read, or its number of lines differs."""
     names = [str(path) for path in request.hypotheses]
-    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+    if doubled := [name for number, name in enumerate(names) if name in names[:number]]:
         raise InputError(
-            f"--hypotheses: expected a file of each system, got {twice[0]} twice; leave one out."
+            f"--hypotheses: expected a file of each system, got {doubled[0]} 2 times; leave 1 out."
         )
     flagged = [("--hypotheses", path) for path in request.hypotheses]
     flagged += [("--references", path) for path in request.references]

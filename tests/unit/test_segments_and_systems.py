@@ -99,7 +99,7 @@ def test_sums_of_edits_over_lines_are_the_rate_of_the_corpus():
 
 
 def shuffled(share, seed, count=101):
-    """Returns references, and translations of which a share is in another order."""
+    """Returns references, and translations, a share of them in another order."""
     rng = np.random.default_rng(seed)
     references = [" ".join(rng.permutation(list("abcdefgh"))) for _ in range(count)]
     wrong = np.random.default_rng(seed + 1).permutation(count) < share * count
@@ -206,7 +206,7 @@ def test_score_writes_the_scores_of_each_line_of_all_systems(command, files, tmp
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("--hypotheses=h1,h1", "--hypotheses: expected a file of each system, got h1 twice"),
+        ("--hypotheses=h1,h1", "--hypotheses: expected a file of each system, got h1 2 times"),
         ("--hypotheses=h1,", "--hypotheses: expected files, H1,H2 and so on, got 'h1,'"),
         ("--hypotheses=h1 --segments=-", "--segments: expected a file for the scores of each line"),
         (

@@ -11,12 +11,10 @@ from collections import Counter
 import pytest
 
 from flaxformer_lite.data.sources import text_files
-from flaxformer_lite.data.sources.text_files import SORTS, Corpus, CorpusCounts, check
+from flaxformer_lite.data.sources.text_files import LINE_SORTS, SORTS, Corpus, CorpusCounts, check
 
 LONGEST = 61
-TOO_LONG, NOT_UTF8, COLUMNS, NOT_JSON, NO_KEY, NO_TEXT, CONTROL, SEPARATOR, UNKNOWN_LABEL = SORTS[
-    :9
-]
+TOO_LONG, NOT_UTF8, COLUMNS, NOT_JSON, NO_KEY, NO_TEXT, CONTROL, SEPARATOR, UNKNOWN = LINE_SORTS
 
 # Lines, and the expected outcome of each: a sort of fault, or the text of a well-formed line.
 LINES = [
@@ -247,7 +245,7 @@ def test_an_unknown_label_is_a_fault_and_a_number_is_a_label(tmp_path, form):
         corpus((tmp_path / "a",), form=form, fields=("label", "text"), labels=["good", "bad", "7"])
     )
     assert [e.texts for e in examples] == [("good", "text"), ("7", "text"), None]
-    assert examples[2].faults == [(UNKNOWN_LABEL, f"{tmp_path}/a:3", "'bad one'")]
+    assert examples[2].faults == [(UNKNOWN, f"{tmp_path}/a:3", "'bad one'")]
 
 
 def test_rows_of_files_are_read_in_order_and_lines_are_numbered_in_each_file(tmp_path):

@@ -126,8 +126,8 @@ def test_alignments_are_read_beside_the_files(own):
 
 def test_a_wrong_link_is_a_fault_of_its_line(own, tmp_path):
     (tmp_path / "train1.align").write_text("0-0\n0-2\n")
-    faults = [fault for example in own_text.corpora(own)["train"] for fault in example.faults]
-    ((sort, where, what),) = faults
+    found = [fault for example in own_text.corpora(own)["train"] for fault in example.faults]
+    ((sort, where, what),) = found
     assert (sort, where) == ("alignment", f"{tmp_path}/train1.align:2")
     assert what == "link 0-2 of 1 source words and 2 target words, from 0"
 

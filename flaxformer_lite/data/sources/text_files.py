@@ -34,7 +34,7 @@ from flaxformer_lite.system.compressed import (
 )
 from flaxformer_lite.system.errors import InputError
 
-SORTS = (
+LINE_SORTS = (
     "too long",
     "not UTF-8",
     "wrong columns",
@@ -44,11 +44,9 @@ SORTS = (
     "control character",
     "line separator",
     "unknown label",
-    ALIGNMENT,
 )
-TOO_LONG, NOT_UTF8, COLUMNS, NOT_JSON, NO_KEY, NO_TEXT, CONTROL, SEPARATOR, UNKNOWN_LABEL = SORTS[
-    :9
-]
+TOO_LONG, NOT_UTF8, COLUMNS, NOT_JSON, NO_KEY, NO_TEXT, CONTROL, SEPARATOR, UNKNOWN = LINE_SORTS
+SORTS = (*LINE_SORTS, ALIGNMENT)
 # Characters that no text may contain: control characters except the tab; the line separators of
 # `str.splitlines`; and surrogates, which JSON can escape but UTF-8 cannot encode.
 UNWANTED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -190,7 +188,7 @@ class Corpus:
             if field != ALIGNMENT:  # which may be empty
                 _check_text(text)
             if field == LABEL and self.numbers is not None and text not in self.numbers:
-                raise MalformedLine(UNKNOWN_LABEL, repr(text[:40]))
+                raise MalformedLine(UNKNOWN, repr(text[:40]))
         return texts
 
     @functools.cached_property
