@@ -492,7 +492,7 @@ def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_
         ("--prefix=k\udce4se", "--prefix: expected UTF-8, got 'k\\udce4se'"),
         (
             "--method=beam --n_best=2 --long=split",
-            "--long=split: applies only to one translation a line",
+            "--long=split: applies only to plain translations",
         ),
         ("--tokens_per_batch=0", "config.decode.tokens_per_batch: expected 1 or more, got 0"),
         ("--restart", "--restart: requires --output=FILE"),

@@ -12,6 +12,7 @@ from flaxformer_lite.field_rules import ERROR_RATES, EXTERNAL
 from flaxformer_lite.training import step
 
 # Keys that need another config than those of the runs below.
+GUIDED = {"alignment_loss"}
 OF_OTHER_CONFIGS = {"bleu_tokenized", "length_loss", "length_accuracy", *ERROR_RATES, *EXTERNAL}
 
 
@@ -47,7 +48,7 @@ def test_the_page_has_the_keys_that_runs_of_each_shape_log(
     every, of_train, of_scores = (
         documented[name] for name in ("Every line", "Train", "Validation and test")
     )
-    assert train - every == of_train
+    assert train - every == of_train - GUIDED
     assert scored - every == of_scores - OF_OTHER_CONFIGS
     assert every <= train | scored
 
@@ -60,7 +61,7 @@ def keys_of_a_step(config) -> set[str]:
     config = with_vocabulary(resolve(config), 32)
     train_step, initial_state = step.of_config(config)
     state = jax.eval_shape(initial_state)
-    _, sums = jax.eval_shape(train_step, state, loader.batch_struct(config, 8, 16))
+    _, sums = jax.eval_shape(train_step, state, loader.batch_struct(config, 8, 16, train=True))
     return sums.keys() - {"loss", "accuracy", "grad_norm"}
 
 
@@ -70,6 +71,14 @@ def test_the_page_has_the_keys_of_skipped_steps(documented, fields):
     config.optim.update(fields)
     not_logged = {"non_finite"}  # the loop reads it
     assert keys_of_a_step(config) - not_logged == documented["Skipped steps"]
+
+
+def test_the_page_has_the_key_of_a_guided_head(documented):
+    config = default_config()
+    config.train.guided_alignment = 0.05
+    config.data.update(dataset="parallel_text", train_files=("a", "b"), train_alignments=("c",))
+    config.data.update(validation_files=("d", "e"), test_files=("f", "g"))
+    assert keys_of_a_step(config) == GUIDED <= documented["Train"]
 
 
 def test_the_page_has_the_keys_of_a_masked_decoder(documented):
