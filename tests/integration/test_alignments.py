@@ -123,6 +123,7 @@ def test_choose_has_the_scores_of_each_reading(run, aligner):
         aligner.choose(PAIRS, [Reference(frozenset(), frozenset())] * len(PAIRS))
 
 
+@pytest.mark.slow
 def test_translations_are_aligned_as_pairs_of_their_texts(run, finished_run):
     translator = translate.Translator(run)
     found = translator.aligned(SOURCES, layer=0, head=1)
@@ -132,6 +133,7 @@ def test_translations_are_aligned_as_pairs_of_their_texts(run, finished_run):
     assert [links for _, links in found] == chosen(list(zip(SOURCES, texts, strict=True)))
 
 
+@pytest.mark.slow
 def test_the_attention_page_has_the_same_links_of_tokens(run, aligner):
     (text,) = SOURCES[:1]
     (cross,) = (

@@ -32,6 +32,7 @@ def test_evaluate_runs_it_only_if_it_is_named(prepared_run, tmp_path, capfd):
     assert named.program == run.config.train.metric_command
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_the_stored_scores_have_the_program_that_has_run(prepared_run, tmp_path):
     run = trained.load(prepared_run)

@@ -88,6 +88,7 @@ def test_the_score_of_a_beam_is_that_of_its_ids_with_its_penalty():
     assert 0 in chosen  # an output with an end symbol
 
 
+@pytest.mark.slow
 def test_both_directions_are_added_and_written_first():
     reverse = rescorer_of(d_ff=13)
     both = rescore.Rescorer(run_of(), reverse=reverse)

@@ -59,6 +59,7 @@ def of_files(folder, monkeypatch, **data):
     return run, evaluator.evaluate(params, params, split, decode=0).values
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_the_sums_over_a_whole_file_are_those_of_its_evaluation(folder, monkeypatch):
     path = str(folder / "text.txt")

@@ -64,7 +64,8 @@ def expected(params, source, target):
 
 
 @pytest.mark.usefixtures("quickly_compiled")
-@pytest.mark.parametrize("tokens", [40, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [40, 4096])
 def test_steps_of_batches_are_those_of_each_pair_alone(params, pairs, tokens):
     attention = CrossAttention(CONFIG, tokens_per_batch=tokens)
     found = attention(params, *zip(*pairs, strict=True), HEADS)

@@ -73,7 +73,7 @@ TEXTS = ["Monday, May 5, 2025", "Tuesday, June 3, 2025", "5 hours"]
 
 
 @pytest.mark.usefixtures("quickly_compiled")
-@pytest.mark.parametrize("method", ["greedy", "beam"])
+@pytest.mark.parametrize("method", ["greedy", pytest.param("beam", marks=pytest.mark.slow)])
 def test_translations_do_not_contain_what_is_forbidden(finished_run, method):
     plain = translate.load(finished_run, method=method)
     rows = plain.run.tokenizer.encode(plain(TEXTS), side="target")

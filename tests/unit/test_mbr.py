@@ -187,6 +187,7 @@ def test_a_translator_chooses_among_its_own_samples(finished_run):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_the_command_writes_one_translation_of_each_line(
     finished_run, tmp_path, monkeypatch, capsys
