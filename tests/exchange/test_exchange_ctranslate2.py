@@ -220,28 +220,32 @@ def test_a_language_model_generates_the_same_tokens(changes, tmp_path, quickly_c
     )
 
 
-MATRIX = list(
-    itertools.product(
-        [position for position in CHOICES["model.position"] if position != "alibi"],
-        CHOICES["model.norm"],
-        CHOICES["model.norm_placement"],
-        ("relu", "swiglu"),
-        (None, 2, 1),
-    )
-)
+SETTINGS = [
+    [position for position in CHOICES["model.position"] if position != "alibi"],
+    CHOICES["model.norm"],
+    CHOICES["model.norm_placement"],
+    ["relu", "swiglu"],
+    [None, 2, 1],
+]
+# Half of all combinations: any 2 choices of 2 settings are together in some of them.
+MATRIX = [
+    case
+    for case in itertools.product(*SETTINGS)
+    if sum(of_one.index(each) for of_one, each in zip(SETTINGS, case, strict=True)) % 2 == 0
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "position", [position for position in CHOICES["model.position"] if position != "alibi"]
 )
-def test_all_combinations_of_settings_are_exported(position, tmp_path, quickly_compiled):
+def test_combinations_of_settings_are_exported(position, tmp_path, quickly_compiled):
     """Position x norm x placement x feed-forward x number of key and value heads."""
     small = dataclasses.replace(
         SMALL, num_encoder_layers=1, num_decoder_layers=1, position=position
     )
     cases = [case for case in MATRIX if case[0] == position]
-    assert len(cases) == 24 and len(MATRIX) == 144
+    assert len(cases) == 12 and len(MATRIX) == 72
     for number, (_, norm, placement, activation, heads) in enumerate(cases):
         changes = dict(
             norm=norm, norm_placement=placement, activation=activation, num_kv_heads=heads

@@ -197,7 +197,7 @@ def test_a_tiny_run_of_g2p_has_the_rates_of_the_best_step(tmp_path, monkeypatch,
     # So fast that the rates of the steps differ.
     fast = ["--config.optim.learning_rate=0.3", "--config.model.d_model=32"]
     g2p.main([*flags, "--seeds", "3", "--steps=8", *SMALL, *fast])
-    log = tmp_path / "runs" / "ady-8" / "seed3" / "metrics.jsonl"
+    log = tmp_path / "runs" / "ady-NFD-8" / "seed3" / "metrics.jsonl"
     *lines, test = [json.loads(line) for line in log.read_text().splitlines()]
     rates = {x["step"]: x["sequence_error_rate"] for x in lines if x["split"] == "validation"}
     assert len(rates) == 4 and len(set(rates.values())) > 1
