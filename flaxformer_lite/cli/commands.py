@@ -159,7 +159,14 @@ def rescore(arguments: Sequence[str]) -> int:
     """Reads texts, writes the score of each."""
     from flaxformer_lite.cli import rescore_flags
 
-    return rescore_flags.rescore(arguments)
+    request = rescore_flags.parse_rescore(arguments)
+    from flaxformer_lite.system import runtime
+
+    runtime.start()
+    from flaxformer_lite.cli import rescore_lines
+
+    rescore_lines.run(request)
+    return 0
 
 
 def classify(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The command `rescore` and its flags."""
+"""Flags of `rescore`."""
 
 from collections.abc import Sequence
 
@@ -19,18 +19,6 @@ from flaxformer_lite.cli.shared_flags import (
 from flaxformer_lite.system.errors import InputError
 
 SCORING = ("alpha", "penalty", "stride", "tokens_per_batch", "reverse")
-
-
-def rescore(arguments: Sequence[str]) -> int:
-    """Reads texts, writes the score of each."""
-    request = parse_rescore(arguments)
-    from flaxformer_lite.system import runtime
-
-    runtime.start()
-    from flaxformer_lite.cli import rescore_lines
-
-    rescore_lines.run(request)
-    return 0
 
 
 def parse_rescore(arguments: Sequence[str]) -> RescoreRequest:

@@ -124,7 +124,7 @@ def test_alignments_are_read_beside_the_files(own):
     assert texts == [("a b", "d", "0-0 1-0"), ("c", "e f", ""), ("g", "h", "0-0")]
 
 
-def test_a_wrong_link_is_a_fault_of_its_line(own, tmp_path):
+def test_a_wrong_link_makes_its_line_malformed(own, tmp_path):
     (tmp_path / "train1.align").write_text("0-0\n0-2\n")
     found = [fault for example in own_text.corpora(own)["train"] for fault in example.faults]
     ((sort, where, what),) = found
