@@ -79,7 +79,7 @@ def measure_plan(pairs: int, packing: bool) -> dict[str, float]:
     shares = plan.padding_shares()
     padding = " and ".join(f"{share:.1%}" for share in shares)
     print(
-        f"plan of {pairs:,} pairs: {made - started:.1f} s with the lengths drawn, an epoch's order "
+        f"plan of {pairs:,} pairs: {made - started:.1f} s with sampled lengths, an epoch's order "
         f"{planned - made:.1f} s, the next one's {following - planned:.1f} s; peak "
         f"{mebibytes():,.0f} MiB, "
         f"{mebibytes() - before:,.0f} more than drawing the lengths; {plan.steps_per_epoch:,} "

@@ -119,7 +119,7 @@ class Trained:
             if len(ids) > self.longest:
                 raise InputError(
                     f"{name} {number}: {len(ids)} tokens, and the model takes at most "
-                    f"{self.longest}; {advice}. It begins: {text[:60]!r}"
+                    f"{self.longest}; {advice}. It starts: {text[:60]!r}"
                 )
         return rows
 
@@ -194,7 +194,7 @@ def load(
     for other in others:
         if other in runs:
             raise InputError(
-                f"ensemble: {other} is named twice, and would count twice; leave it out."
+                f"ensemble: {other} is named 2 times, and would count 2 times; leave it out."
             )
         try:
             runs[other] = load_run(other, mesh=run.mesh)
@@ -234,7 +234,7 @@ def together(runs: Mapping[str, Trained]) -> Trained:
     for other, run in runs.items():
         if (same := known.setdefault(run.fingerprint(), other)) != other:
             raise InputError(
-                f"ensemble: {other} is the same model as {same}, which would count twice; leave "
+                f"ensemble: {other} is the same model as {same}, which would count 2 times; leave "
                 "it out."
             )
     model = Ensemble(tuple(run.config.model for run in runs.values()))

@@ -115,7 +115,7 @@ def _check_installed() -> None:
 def _folder(name: str) -> Path:
     if in_bucket(name):
         raise InputError(
-            f"{name}: expected a folder on a disk that all workers see; a sweep cannot lie in a "
+            f"{name}: expected a folder on a disk that all workers see; a sweep cannot be in a "
             "bucket."
         )
     return place(name)

@@ -101,7 +101,7 @@ def about_decoding(decode: DecodeConfig, *, longest: int, engine: str) -> str:
     if decode.method == "beam" and decode.penalty != "power" and decode.alpha:
         text += (
             f" The run divides scores by ((5 + length) / 6)^{decode.alpha:g}; {engine} has a "
-            "power of the length, of which the one given here is nearest for texts of about "
+            "power of the length, and the one in this folder is nearest to it for texts of about "
             f"{LENGTH} tokens."
         )
     return text

@@ -120,7 +120,7 @@ def _copy_tree(source: epath.Path, target: Path) -> None:
         if entry.is_dir():
             _copy_tree(entry, copy)
         elif entry.exists() and not (copy.exists() and copy.stat().st_size == entry.stat().length):
-            # `entry.exists()` skips names without a file, by which some tools mark folders.
+            # `entry.exists()` skips names without a file, which mark folders in some tools.
             target.mkdir(parents=True, exist_ok=True)
             partial = copy.with_name(f"{copy.name}.partial")
             with entry.open("rb") as reader, partial.open("wb") as writer:

@@ -146,7 +146,7 @@ class Trainer:
             self._progress.close()
             self.writer.flush()
             run.checkpoints.wait()
-        if batches.drawn:
+        if batches.sampled:
             run_report.say(run_report.subword_sampling(batches))
 
     def _on_devices(self, batches: loader.Batches) -> Iterator[Any]:

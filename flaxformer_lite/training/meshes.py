@@ -144,7 +144,7 @@ def widest_mesh(rows_multiple: int, tensor: int = 1) -> Mesh:
         on_cpu = jax.devices()[0].platform == "cpu"
         more = "; JAX_NUM_CPU_DEVICES=2 makes two of a CPU" if on_cpu else ""
         raise InputError(
-            f"tensor: expected 1 to {count}, the devices that there are, got {tensor}{more}."
+            f"tensor: expected 1 to {count}, the available devices, got {tensor}{more}."
         )
     data = max(n for n in range(1, count // tensor + 1) if rows_multiple % n == 0)
     return make_mesh(data, tensor=tensor)

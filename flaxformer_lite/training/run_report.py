@@ -176,8 +176,8 @@ def _counts(ids: Ragged) -> np.ndarray:
 def subword_sampling(batches: Batches) -> str:
     """Returns how many texts were sampled, and the share whose sampled ids did not fit."""
     return (
-        f"subword sampling: {batches.drawn:,} texts sampled; "
-        f"{batches.not_fitting / batches.drawn:.1%} of them kept their usual ids, since the "
+        f"subword sampling: {batches.sampled:,} texts sampled; "
+        f"{batches.not_fitting / batches.sampled:.1%} of them kept their usual ids, since the "
         "sampled ones did not fit into the row"
     )
 

@@ -377,7 +377,7 @@ def test_a_sentence_that_is_too_long_is_refused_with_its_line_number(
     message = refused(command, f"--workdir={workdir}", "--input=in.txt", "--output=out.txt")
     assert "in.txt, line 2: " in message
     assert f"the model takes at most {longest}" in message
-    assert ("or have that done by --long=split. It begins: '1 1 " in message) == (
+    assert ("or have that done by --long=split. It starts: '1 1 " in message) == (
         command == "translate"
     )
 
@@ -623,10 +623,13 @@ def test_a_run_without_a_checkpoint_yet_is_refused(refused, finished_run, tmp_pa
     ("flags", "words"),
     [
         ("--ensemble=none", "none: expected the workdir of a run, but it has no config.json"),
-        ("--ensemble={run}", "ensemble: {run} is named twice, and would count twice; leave it out"),
+        (
+            "--ensemble={run}",
+            "ensemble: {run} is named 2 times, and would count 2 times; leave it out",
+        ),
         (
             "--ensemble={run}/.",
-            "ensemble: {run}/. is the same model as {run}, which would count twice; leave it out",
+            "ensemble: {run}/. is the same model as {run}, which would count 2 times; leave it out",
         ),
         ("--ensemble={run}/../run --parameters=ema", "this run keeps no moving average"),
         (
@@ -650,7 +653,7 @@ def test_runs_that_cannot_form_an_ensemble_are_refused_by_name(
     [
         (
             "--tensor=9",
-            "tensor: expected 1 to 8, the devices that there are, got 9; "
+            "tensor: expected 1 to 8, the available devices, got 9; "
             "JAX_NUM_CPU_DEVICES=2 makes two",
         ),
         ("--tensor=5", "error: tensor: 5 devices cannot share the parameter "),

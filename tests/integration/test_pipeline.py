@@ -380,7 +380,7 @@ def test_subwords_are_sampled_in_each_epoch_and_only_for_training(
     many = pipeline.batches(split, num_steps=15 * split.plan.steps_per_epoch)
     for step in range(15 * split.plan.steps_per_epoch):
         many[step]
-    assert 0 < many.not_fitting < 0.3 * many.drawn
+    assert 0 < many.not_fitting < 0.3 * many.sampled
 
 
 @pytest.fixture

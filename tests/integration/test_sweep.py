@@ -253,7 +253,7 @@ def test_the_report_needs_only_the_folder(crashed_sweep):
             ["--sweep=warmup", "--workdir=S", "--submit=2", "--cluster=cloud"],
             "--cluster: expected slurm or local",
         ),
-        (["--sweep=warmup", "--workdir=gs://b/S"], "a sweep cannot lie in a bucket"),
+        (["--sweep=warmup", "--workdir=gs://b/S"], "a sweep cannot be in a bucket"),
     ],
 )
 def test_a_command_with_missing_or_unused_flags_is_refused(arguments, message):

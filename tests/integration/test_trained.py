@@ -45,7 +45,7 @@ MODEL = ModelConfig(
 NAMES = ["da", "nb", "zh"]
 TOO_LONG = (
     "text {}: {} tokens, and the model takes at most {}; "
-    "split it into shorter sentences. It begins: 'F"
+    "split it into shorter sentences. It starts: 'F"
 )
 
 
@@ -329,7 +329,7 @@ def test_the_same_model_twice_in_an_ensemble_is_an_error():
     runs = two_runs("encoder_decoder")
     with pytest.raises(
         ValueError,
-        match=r"^ensemble: c is the same model as b, which would count twice; leave it out",
+        match=r"^ensemble: c is the same model as b, which would count 2 times; leave it out",
     ):
         trained.together({**runs, "c": runs["b"]})
 

@@ -392,7 +392,7 @@ def test_rows_have_the_sampled_ids_if_they_fit_else_the_usual_ones(pairs, make_p
                 outcomes.add(fits)
                 texts += 0 if fits else len(examples)
     assert outcomes == {True, False}
-    assert (batches.drawn, batches.not_fitting) == (4 * len(plan.usable), texts)
+    assert (batches.sampled, batches.not_fitting) == (4 * len(plan.usable), texts)
 
 
 def test_sampled_ids_of_all_processes_make_the_global_batch(pairs, plan):

@@ -194,7 +194,7 @@ def test_the_summary_has_the_sizes_of_the_data_the_model_and_the_devices():
 
 def test_subword_sampling_reports_how_many_sampled_texts_did_not_fit():
     batches = Batches(Tokens(target=[[5]]), None, num_steps=1)
-    batches.drawn, batches.not_fitting = 2017, 53
+    batches.sampled, batches.not_fitting = 2017, 53
     assert run_report.subword_sampling(batches).startswith(
         f"subword sampling: 2,017 texts sampled; {53 / 2017:.1%} of them kept their"
     )

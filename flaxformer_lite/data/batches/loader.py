@@ -60,7 +60,7 @@ class Batches:
     processes.
 
     Attributes:
-      drawn: number of texts with sampled ids so far.
+      sampled: number of texts with sampled ids so far.
       not_fitting: number of these texts that kept their usual ids, because the sampled ones did not
         fit into the row.
     """
@@ -81,7 +81,7 @@ class Batches:
         """
         self._tokens, self._plan, self._num_steps, self._sample = tokens, plan, num_steps, sample
         self._part = part
-        self.drawn = self.not_fitting = 0
+        self.sampled = self.not_fitting = 0
         if isinstance(plan, WindowPlan):
             assert tokens.target is not None, "a language model has targets"
             self._stream = Stream(tokens.target)
@@ -141,7 +141,7 @@ class Batches:
     def _fitting(self, sampled: Ragged, usual: Ragged, row_N: np.ndarray, length: int) -> Ragged:
         """Returns the sampled ids, but the usual ones in rows that are too short for them."""
         fits_N = np.bincount(row_N, weights=sampled.lengths() + 1)[row_N] <= length
-        self.drawn += len(fits_N)
+        self.sampled += len(fits_N)
         self.not_fitting += int((~fits_N).sum())
         return sampled.or_else(usual, fits_N)
 
