@@ -1,4 +1,4 @@
-"""Speed of scoring given texts, against evaluation and greedy decoding of the same sentences.
+"""Speed of scoring given texts, against evaluation and decoding of the same sentences.
 
 Random weights at the size of the paper's base model, float32, one CPU device; sentences of 20
 source tokens and 32 target tokens, the end symbol included. Scoring returns a log-probability for
@@ -14,6 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -56,14 +57,18 @@ def tasks(sentences: int) -> dict[str, Callable[[], object]]:
         step.eval_step, model=model, axis_name=mode.axis_name, row_shards=mode.row_shards
     )
     evaluate = mode.compile(eval_step, parameters.shapes(model), struct, donate=False)
-    config = DecodeConfig(min_length=TARGET, max_extra_length=TARGET - SOURCE - 1, method="greedy")
-    decoder = Decoder(
-        model, config, rows=sentences, sharding=parallel.decoding_shardings(mode.mesh)
-    )
+    sharding, length = parallel.decoding_shardings(mode.mesh), TARGET - SOURCE - 1
+
+    def decoder(**method: Any) -> Callable[[], object]:
+        config = DecodeConfig(min_length=TARGET, max_extra_length=length, **method)
+        decode = Decoder(model, config, rows=sentences, sharding=sharding)
+        return lambda: decode(params, sources)
+
     return {
         "rescoring": lambda: scorer(params, labels, sources=sources),
         "evaluation": lambda: mode.read(evaluate(params, mode.put_batch(batch))),
-        "greedy decoding": lambda: decoder(params, sources),
+        "greedy decoding": decoder(method="greedy"),
+        "decoding with beam 5": decoder(method="beam", beam_size=5),
     }
 
 
