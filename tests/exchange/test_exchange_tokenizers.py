@@ -111,10 +111,8 @@ def test_the_code_of_a_card_tokenises_and_joins_as_the_run(kind, tmp_path, monke
             assert [eval(code.text.replace("{}", "found"), names)] == ours.decode([row])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["char", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[-2:])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["char", *KINDS[-2:]])
 def test_the_card_of_ctranslate2_translates_with_any_kind(
     kind, tmp_path, monkeypatch, capsys, quickly_compiled
 ):

@@ -440,6 +440,7 @@ def test_a_command_on_a_run_of_another_shape_is_refused_with_both_shapes(
     )
 
 
+@pytest.mark.slow
 def test_the_workdir_of_another_shape_is_refused_with_both_shapes(
     refused, finished_language_model, tmp_path
 ):
@@ -804,6 +805,7 @@ def test_a_process_prints_one_line_and_exits_with_2(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_after_jax_has_started_prints_one_line(tmp_path):
     process = runs.run(
         "train", *runs.flags({"data.test_split": "tset"}), f"--workdir={tmp_path / 'new' / 'run'}"
@@ -855,6 +857,7 @@ def test_a_process_refuses_malformed_lines_in_one_line_and_leaves_no_file(
     assert sorted(os.listdir(tmp_path)) == ["a.de", "a.en"]
 
 
+@pytest.mark.slow
 def test_a_process_names_the_line_of_standard_input(finished_run):
     process = runs.run("translate", f"--workdir={finished_run}", input=b"3 days\n\xff\n")
     assert process.returncode == 2 and process.stdout == ""

@@ -454,6 +454,7 @@ def test_translate_prints_the_n_best_translations_of_beam_search(finished_run, c
     assert [text.replace("\n", " ") for text in translator(lines, [prefix] * 3)] == best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "run"),
     [
@@ -469,6 +470,7 @@ def test_the_example_in_the_docstring_runs(module, run, request, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_an_unfinished_run_can_be_used(half_finished_run, finished_run):
     before = runs.files_below(half_finished_run)
@@ -837,7 +839,7 @@ def batch_for(architecture: str) -> dict[str, np.ndarray]:
     }[architecture]
 
 
-QUICK = [("encoder_decoder", "rotary"), ("decoder_lm", "relative")]  # in the plain suite
+QUICK = [("encoder_decoder", "rotary")]  # in the plain suite
 
 
 @pytest.mark.usefixtures("quickly_compiled")

@@ -21,6 +21,7 @@ def prepared_run(finished_run, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_evaluate_runs_it_only_if_it_is_named(prepared_run, tmp_path, capfd):
     run = trained.load(prepared_run)

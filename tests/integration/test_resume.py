@@ -429,12 +429,13 @@ def test_losses_are_comparable_with_any_decoding_settings():
     assert evaluations.decoding_settings(runs.small_config({"decode.max_extra_length": 3})) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize(
     ("finished", "changes"),
     [
         ("finished_language_model", runs.LANGUAGE_MODEL),
-        pytest.param("finished_run", {}, marks=pytest.mark.slow),
+        ("finished_run", {}),
     ],
     ids=["language model", "translator"],
 )
@@ -528,6 +529,7 @@ def test_an_infinite_loss_is_an_error_with_advice_and_keeps_the_last_good_checkp
     )
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_process_before_it_has_compiled(tmp_path):
     cache, workdir = tmp_path / "cache", tmp_path / "run"
     layers = {

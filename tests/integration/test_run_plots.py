@@ -133,6 +133,7 @@ def test_tied_layers_have_a_map_for_each_application():
     np.testing.assert_allclose(each.weights_NHTS, expected.weights_NHTS, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_maps_of_a_translator_have_source_tokens_and_predicted_tokens():
     run = run_of("encoder_decoder")
     (source,) = Letters.encode([TEXT])

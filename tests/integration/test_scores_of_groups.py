@@ -58,6 +58,7 @@ def test_score_has_neither_by_default(command, files):
     assert "symbol" not in printed and "group" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quickly_compiled")
 def test_evaluate_prints_and_stores_the_rates_and_the_groups(command, finished_run, tmp_path):
     workdir = shutil.copytree(finished_run, tmp_path / "run")

@@ -40,6 +40,7 @@ MASKS = {  # causal, window, segments
     "window": (False, 2, PADDED),
     "causal window": (True, 3, PACKED),
 }
+QUICK_MASKS = ("padding", "causal and packed", "causal window")  # in the plain suite
 BIASES = ("none", "by distance", "by distance and query")
 
 
@@ -150,7 +151,10 @@ def self_attention(causal, window):
         pytest.param("grouped", marks=pytest.mark.slow, id="grouped-optimized"),
     ],
 )
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    "mask",
+    [pytest.param(name, marks=() if name in QUICK_MASKS else pytest.mark.slow) for name in MASKS],
+)
 @pytest.mark.parametrize("backend", ["blockwise", "xla"])
 def test_values_and_gradients_are_those_of_the_reference(backend, mask, groups, kind):
     causal, window, segments = MASKS[mask]

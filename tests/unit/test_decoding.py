@@ -237,15 +237,10 @@ def test_parameters_on_one_device_decode_on_a_mesh_too(model, params, expected, 
         assert texts == up_to(longest, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "layers", "longest"),
-    [
-        ({"tensor": 2}, 1, 15),
-        *(
-            pytest.param(axes, 2, 17, marks=pytest.mark.slow)
-            for axes in ({"tensor": 2}, {"fsdp": 2})
-        ),
-    ],
+    [({"tensor": 2}, 1, 15), ({"tensor": 2}, 2, 17), ({"fsdp": 2}, 2, 17)],
     ids=str,
 )
 def test_devices_that_share_the_parameters_decode_with_several_sets_of_them(axes, layers, longest):
@@ -417,11 +412,8 @@ TASKS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "capacities",
-    [(1, 7), *(pytest.param(each, marks=pytest.mark.slow) for each in ((3,), (1, 2, 7)))],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("capacities", [(1, 7), (3,), (1, 2, 7)], ids=str)
 @pytest.mark.parametrize(("architecture", "method"), TASKS)
 def test_texts_do_not_depend_on_the_capacities_of_the_cache(architecture, method, capacities):
     config = dataclasses.replace(

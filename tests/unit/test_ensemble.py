@@ -120,9 +120,8 @@ def test_an_ensemble_has_the_parameters_of_its_members_and_the_smallest_max_leng
     assert model.config == dataclasses.replace(model.configs[0], max_length=LONGEST)
 
 
-@pytest.mark.parametrize(
-    "architecture", [pytest.param("encoder_decoder", marks=pytest.mark.slow), "decoder_lm"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["encoder_decoder", "decoder_lm"])
 def test_greedy_decoding_with_caches_follows_the_mean_of_full_forwards(architecture, monkeypatch):
     # without padding some texts are longer than the first capacity of the caches
     def unpadded(length, max_length):

@@ -331,6 +331,7 @@ def test_with_r_drop_the_objective_is_the_mean_loss_of_2_passes_plus_their_disag
     close(sums, jax.tree.map(lambda a, b: (a + b) / 2, passes[0][1], passes[1][1]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_with_r_drop_microbatches_and_parts_of_the_logits_have_the_gradients_of_the_batch(
     state, monkeypatch
 ):

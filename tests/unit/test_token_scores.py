@@ -115,9 +115,8 @@ def test_order_and_size_of_batches_do_not_change_a_score():
     assert_close([one[i] for i in order], other)
 
 
-@pytest.mark.parametrize(
-    ("devices", "tensor"), [(5, 1), pytest.param(1, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "tensor"), [(5, 1), (1, 2)])
 def test_devices_do_not_change_a_score(devices, tensor):
     one = scores_of(EVEN)
     assert_close(scores_of(EVEN, devices=devices, tensor=tensor), one)

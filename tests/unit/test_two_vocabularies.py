@@ -168,6 +168,7 @@ def decoded(**options):
     return [row.tolist() for row in decoder(params, SOURCES)]
 
 
+@pytest.mark.slow
 def test_greedy_decoding_takes_the_most_probable_token_of_the_target_and_so_does_a_beam_of_1():
     greedy = decoded(method="greedy")
     assert greedy == decoded(method="beam", beam_size=1, alpha=0.0)
@@ -211,7 +212,8 @@ def test_a_beam_wide_enough_finds_the_best_of_all_translations():
     np.testing.assert_allclose(score_BN[0], [score for _, score in expected], atol=1e-4)
 
 
-@pytest.mark.parametrize("sizes", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", SIZES)
 def test_a_masked_decoder_predicts_tokens_of_the_target(sizes):
     config = config_of(sizes, decoder="masked", norm_placement="post")
     model, params = runs.varied_model(config)
