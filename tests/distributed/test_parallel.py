@@ -502,9 +502,13 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str | tuple[str, str]
     folder = {name: root / name for name in EVERY_WAY} | {
         pair: root / " then ".join(pair) for pair in RESUMED
     }
-    for name, changes in ONE_PROCESS.items():
-        assert runs.fit(folder[name], {**RUN, **changes}) == 0
-    train_and_resume(folder)
+    jax.config.update("jax_disable_most_optimizations", True)  # as in `runs.processes`
+    try:
+        for name, changes in ONE_PROCESS.items():
+            assert runs.fit(folder[name], {**RUN, **changes}) == 0
+        train_and_resume(folder)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
     return folder
 
 
