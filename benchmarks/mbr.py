@@ -51,6 +51,7 @@ class Run:
         self._folder.mkdir(parents=True, exist_ok=True)
         config = translate.load(workdir).run.config
         dataset = pipeline.open_dataset(config, beside=workdir, roles=parts)
+        dataset.prepare()
         named = {"validation": config.data.validation_split, "test": config.data.test_split}
         self._source: dict[str, Sequence[str]] = {}
         self.target: dict[str, Sequence[str]] = {}
