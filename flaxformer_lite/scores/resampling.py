@@ -58,21 +58,32 @@ def resample_metric(
     # sacreBLEU's type of a table includes the names of systems
     rows: list[Any] = list(zip(sampled[title], swapped[title], strict=True))
     base = rows[0][0].score
+    lowest = [_lowest_p(systems[0], each) for each in systems]
     return [
         Resampled(
             name,
             float(one.score),
             (float(one.mean), float(one.ci)),
-            _p(other.p_value, one.score, base),
+            _p(other.p_value, one.score, base, least),
             _p(one.p_value, one.score, base),
         )
-        for one, other in rows
+        for (one, other), least in zip(rows, lowest, strict=True)
     ], str(signature)
 
 
-def _p(p: float | None, value: float, base: float) -> float | None:
-    """Returns p as it is; 1 for equal scores, for which sacreBLEU returns the lowest p."""
-    return p if p is None else 1.0 if value == base else float(p)
+def _lowest_p(base: Texts, system: Texts) -> float:
+    """Returns the lowest p that approximate randomisation can have: 1/2 if 2 sentences differ.
+
+    If n sentences differ, 2 of the 2^n ways to swap them leave the whole difference: none of them,
+    and all. sacreBLEU counts neither of the 2, so its p is too low if few sentences differ.
+    """
+    differ = sum(mine != its for mine, its in zip(base, system, strict=True))
+    return min(1.0, 2.0 ** (1 - differ))
+
+
+def _p(p: float | None, value: float, base: float, lowest: float = 0.0) -> float | None:
+    """Returns p, or `lowest`; 1 for equal scores, for which sacreBLEU returns the lowest p."""
+    return p if p is None else 1.0 if value == base else max(lowest, float(p))
 
 
 def resample_ratio(

@@ -259,6 +259,17 @@ def test_p_is_small_for_a_large_difference_larger_for_a_small_one_and_1_for_none
     assert against_itself.p_values == dict.fromkeys(("exact_match", "bleu", "chrf"), 1.0)
 
 
+@pytest.mark.parametrize("differ", [1, 2, 3])
+def test_few_sentences_that_differ_are_no_evidence(differ):
+    """Of the 2^n swaps of n sentences, 2 keep the whole difference, so p is at least 2 / 2^n."""
+    base, references = corpus(13, 0.5)
+    better = [*references[:differ], *base[differ:]]
+    assert sum(a != b for a, b in zip(base, better, strict=True)) == differ
+    _, found = scoring.resample([base, better], [references], bootstrap=300)
+    assert all(p >= 2 / 2**differ - 0.1 for p in found.p_values.values())
+    assert found.p_values["bleu"] == max(2 / 2**differ, 1 / 301)
+
+
 def test_five_percent_of_equal_systems_have_a_p_below_0_05(monkeypatch):
     # Only exact match, which is fast.
     monkeypatch.setattr(scoring, "corpus_metrics", lambda settings: {})
