@@ -21,6 +21,10 @@ TARGET_TOKENIZERS = (*SUBWORDS, *COUNTED, "byte", *FROM_FILE)
 TOKENIZERS = (*TARGET_TOKENIZERS, "marian")
 BYTE_VOCABULARY = 260  # 256 bytes and 4 special tokens
 
+# Methods of decoding with several hypotheses and n-best lists, and those with random samples.
+BEAMS = ("beam", "diverse_beam", "stochastic_beam")
+RANDOM = ("sample", "stochastic_beam")
+
 CHOICES = {
     "model.architecture": ("encoder_decoder", "encoder_classifier", "decoder_lm"),
     "model.position": ("sinusoidal", "learned", "rotary", "relative", "t5_bias", "alibi", "none"),
@@ -47,7 +51,7 @@ CHOICES = {
         *EXTERNAL,
     ),
     "train.metric_name": EXTERNAL,
-    "decode.method": ("greedy", "sample", "beam", "mask_predict"),
+    "decode.method": ("greedy", "sample", *BEAMS, "mask_predict"),
     "decode.penalty": ("wu", "power"),
     "parallel.mode": ("mesh", "pmap"),
     "init.parameters": ("raw", "ema"),
@@ -68,7 +72,7 @@ AT_LEAST_ONE = """
     train.num_steps train.log_every train.eval_every train.checkpoint_every train.keep_newest
     train.patience
     decode.top_k decode.beam_size decode.no_repeat_ngram decode.iterations decode.length_candidates
-    decode.tokens_per_batch
+    decode.tokens_per_batch decode.beam_groups
 """.split()
 AT_LEAST_ZERO = """
     train.alignment_layer train.alignment_head
@@ -84,7 +88,7 @@ LOWEST = {
     **dict.fromkeys(("model.target_vocab_size", "data.target_vocab_size"), 5),
     "data.vocab_size": 8,
     "data.character_coverage": 0.98,  # SentencePiece's bound
-    "decode.alpha": 0.0,
+    **dict.fromkeys(("decode.alpha", "decode.diversity"), 0.0),
     "train.r_drop": 0.0,
     "train.z_loss": 0.0,
     "train.guided_alignment": 0.0,
@@ -94,13 +98,20 @@ LOWEST = {
 HIGHEST = {  # inclusive
     **dict.fromkeys(("data.seed", "train.seed", "decode.seed"), 2**32 - 1),
     "decode.alpha": 10.0,  # the length penalty of 7,000 tokens still fits in a float32
+    "decode.diversity": 100.0,
     "train.r_drop": 100.0,
     "train.z_loss": 1.0,
     "train.guided_alignment": 100.0,
     "data.character_coverage": 1.0,
     "init.new_bias": 0.0,
     **dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20),
-    **dict.fromkeys(("decode.beam_size", "decode.iterations", "decode.length_candidates"), 1000),
+    **dict.fromkeys(
+        (
+            *("decode.beam_size", "decode.beam_groups"),
+            *("decode.iterations", "decode.length_candidates"),
+        ),
+        1000,
+    ),
 }
 POSITIVE = """
     model.norm_epsilon model.rope_base optim.learning_rate optim.eps optim.clip_norm
@@ -138,11 +149,16 @@ READ_IF: dict[str, tuple[str, tuple[str | bool, ...]]] = {
     "data.pretokenized": ("model.architecture", ("encoder_decoder",)),
     "data.bleu_tokenizer": ("model.architecture", ("encoder_decoder",)),
     **dict.fromkeys(
-        ("decode.temperature", "decode.top_k", "decode.top_p", "decode.epsilon", "decode.seed"),
+        ("decode.temperature", "decode.top_k", "decode.top_p", "decode.epsilon"),
         ("decode.method", ("sample",)),
     ),
+    "decode.seed": ("decode.method", RANDOM),
+    "decode.beam_size": ("decode.method", BEAMS),
     **dict.fromkeys(
-        ("decode.beam_size", "decode.alpha", "decode.penalty"), ("decode.method", ("beam",))
+        ("decode.alpha", "decode.penalty"), ("decode.method", ("beam", "diverse_beam"))
+    ),
+    **dict.fromkeys(
+        ("decode.beam_groups", "decode.diversity"), ("decode.method", ("diverse_beam",))
     ),
     **dict.fromkeys(
         ("decode.iterations", "decode.length_candidates"), ("decode.method", ("mask_predict",))

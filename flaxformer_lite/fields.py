@@ -20,8 +20,7 @@ class ModelConfig:
     decoder: str = "causal"
     # number of token ids; None: the tokenizer's; section 5.1
     vocab_size: int | None = None
-    # number of token ids of the target, if it has a vocabulary of its own and `vocab_size` is that
-    # of the source; None: one vocabulary for both, as in section 5.1
+    # token ids of the target, if `vocab_size` is only the source's; None: shared, as in section 5.1
     target_vocab_size: int | None = None
     # width of the embeddings and of each layer's input and output; section 3.1
     d_model: int = 512
@@ -76,8 +75,7 @@ class ModelConfig:
     dropout: float = 0.1
     # dropout rate of attention weights (Devlin 2019, appendix A.2); section 5.4 has none
     attention_dropout: float = 0.0
-    # dropout rate of the feed-forward network's inner activations, after the gate of a gated one;
-    # section 5.4 has none
+    # dropout rate of the feed-forward network's inner units, after any gate; section 5.4 has none
     feed_forward_dropout: float = 0.0
     # dropout rate of the sums of embeddings and positions; None: `dropout`; section 5.4
     embedding_dropout: float | None = None
@@ -152,8 +150,7 @@ class DataConfig:
     # pieces in the shared vocabulary, special tokens and bytes included; section 5.1; 'char',
     # 'word', 'spaces': the most symbols; None: the size follows from the texts or the file
     vocab_size: int | None = 37000
-    # tokenizer of the targets, a kind as `tokenizer`, which is then that of the sources; None: both
-    # share one vocabulary, as in section 5.1
+    # as `tokenizer`, for the targets, and that is the sources'; None: both share it, section 5.1
     target_tokenizer: str | None = None
     # as tokenizer_file, for the targets; of a workdir with two vocabularies, that of its targets
     target_tokenizer_file: str | None = None
@@ -259,11 +256,9 @@ class TrainConfig:
     label_smoothing: float = 0.1
     # R-Drop: weight of the divergence between 2 passes with dropout (Liang 2021); 0: 1 pass
     r_drop: float = 0.0
-    # weight of log(Z)^2 of each label, Z: the softmax's denominator (Chowdhery 2022, section 5:
-    # 1e-4); 0: none
+    # weight of log(Z)^2, Z: denominator of the softmax (Chowdhery 2022, section 5: 1e-4); 0: none
     z_loss: float = 0.0
-    # weight of the loss that guides a head of cross-attention to word alignments (Garg 2019,
-    # section 4.2; there 0.05); 0: none
+    # weight of the loss of word alignments, in cross-attention (Garg 2019, 4.2: 0.05); 0: none
     guided_alignment: float = 0.0
     # this head's layer of the decoder, from 0; None: the one before the last (Garg 2019, 4.1)
     alignment_layer: int | None = None
@@ -312,14 +307,19 @@ class DecodeConfig:
     """How text is generated."""
 
     # 'greedy': the most probable token; 'sample': with temperature, top_k and top_p; 'beam':
-    # section 6.1; 'mask_predict': all tokens at once (Ghazvininejad 2019, section 3)
+    # section 6.1; 'diverse_beam' (Vijayakumar 2018); 'stochastic_beam' (Kool 2019);
+    # 'mask_predict': all tokens at once (Ghazvininejad 2019, section 3)
     method: str = "greedy"
-    # 'beam': hypotheses kept; section 6.1
+    # 'beam', 'diverse_beam', 'stochastic_beam': hypotheses kept; section 6.1
     beam_size: int = 4
-    # 'beam': exponent of the length penalty, which divides the score; section 6.1
+    # 'beam', 'diverse_beam': exponent of the length penalty, which divides the score; section 6.1
     alpha: float = 0.6
-    # 'beam': penalised length, 'wu': (5 + length) / 6 (Wu 2016, equation 14); 'power': length
+    # with `alpha`: penalised length, 'wu': (5 + length) / 6 (Wu 2016, equation 14); 'power': length
     penalty: str = "wu"
+    # 'diverse_beam': groups, with equal shares of the hypotheses (Vijayakumar 2018)
+    beam_groups: int = 4
+    # 'diverse_beam': penalty of a token for each use by earlier groups (Vijayakumar 2018)
+    diversity: float = 0.5
     # 'mask_predict': passes; each predicts the least probable tokens again
     iterations: int = 10
     # 'mask_predict': most probable lengths tried; the best result is kept
@@ -332,7 +332,7 @@ class DecodeConfig:
     top_p: float | None = None
     # 'sample': of those only tokens of this probability or more (Hewitt 2022); 0: all
     epsilon: float = 0.0
-    # 'sample': seed
+    # 'sample', 'stochastic_beam': seed
     seed: int = 0
     # most tokens beyond the length of the source or prompt; section 6.1
     max_extra_length: int = 50

@@ -60,6 +60,8 @@ class DecodeOptions(TypedDict, total=False):
     beam_size: int
     alpha: float
     penalty: str
+    beam_groups: int
+    diversity: float
     iterations: int
     length_candidates: int
     temperature: float
@@ -137,6 +139,8 @@ class Trained:
         decode = dataclasses.asdict(self.config.decode)
         # Records of earlier versions lack these fields, which had no effect.
         later = {name for name in ("epsilon", "forbidden") if not decode[name]}
+        if decode["method"] != "diverse_beam":
+            later |= {"beam_groups", "diversity"}
         return model | {f"--{name}": value for name, value in decode.items() if name not in later}
 
     def fingerprint(self) -> str:

@@ -188,11 +188,12 @@ class Translator:
         """Returns up to n translations of each text with their scores, best first, by beam search.
 
         A score is the natural log-probability of the tokens, including the end symbol, divided by
-        the length penalty. 2 translations may be the same text with different tokens. A blank text
-        has 1 empty translation with score 0.
+        the length penalty; of 'stochastic_beam' it is the perturbed log-probability (Kool 2019). 2
+        translations may be the same text with different tokens. A blank text has 1 empty
+        translation with score 0.
 
         Raises:
-          InputError: see `__call__`; or `decode.method` is not 'beam', or `decode.beam_size` is
+          InputError: see `__call__`; or `decode.method` is no beam search, or `decode.beam_size` is
             less than n.
         """
         n = given.whole_number(n, name="n")
@@ -200,10 +201,16 @@ class Translator:
         return self.n_best_of_ids(sources, n, prefix_ids)
 
     def n_best_of_ids(
-        self, sources: Sequence[np.ndarray], n: int, prefixes: Sequence[np.ndarray] | None = None
+        self,
+        sources: Sequence[np.ndarray],
+        n: int,
+        prefixes: Sequence[np.ndarray] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[list[tuple[str, float]]]:
-        """Returns the n best translations of each array of ids, see `n_best`."""
-        found = self._decoder.n_best(self.run.params, sources, n, prefixes=prefixes)
+        """Returns `n_best` of arrays of ids; arguments as of `translate_ids`."""
+        found = self._decoder.n_best(
+            self.run.params, sources, n, prefixes=prefixes, numbers=numbers
+        )
         decode = self.run.tokenizer.decode
         return [
             list(zip(decode(ids for ids, _ in row), (score for _, score in row), strict=True))
@@ -221,7 +228,7 @@ class Translator:
 
         Args:
           samples: the number of candidates: samples if `decode.method` is 'sample', the n best if
-            it is 'beam'.
+            it is a beam search.
           utility: 'chrf', 'bleu', 'path.py:function', or a function of lists of translations and of
             references that returns a number for each pair, higher is better.
 

@@ -80,6 +80,11 @@ def check_method(model: ModelConfig, decode: DecodeConfig) -> None:
         )
     if decode.top_p is not None and decode.top_p > 1:
         raise InputError(f"config.decode.top_p: expected a share of at most 1, got {decode.top_p}.")
+    if decode.method == "diverse_beam" and decode.beam_size % decode.beam_groups:
+        raise InputError(
+            f"config.decode.beam_groups: {decode.beam_groups} groups do not divide "
+            f"decode.beam_size = {decode.beam_size} evenly; change one of the two."
+        )
     if decode.forbidden and decode.method == "mask_predict":
         raise InputError(
             "config.decode.forbidden: 'mask_predict' predicts all tokens at once, so it cannot "

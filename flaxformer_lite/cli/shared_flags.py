@@ -7,25 +7,28 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from flaxformer_lite import config as config_lib
+from flaxformer_lite.field_rules import CHOICES
 from flaxformer_lite.lines import whole_files
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import expanded, in_bucket, place
 
 DECODE = {  # every field of DecodeConfig: its type and its help text
-    "method": ("string", "decoding method: greedy, sample, beam or mask_predict"),
-    "beam_size": ("integer", "beam: hypotheses kept"),
-    "alpha": ("float", "beam: exponent of the length penalty; higher values favour longer texts"),
+    "method": ("string", f"decoding method: {', '.join(CHOICES['decode.method'])}"),
+    "beam_size": ("integer", "beams: hypotheses kept"),
+    "alpha": ("float", "beam, diverse_beam: exponent of the length penalty; higher: longer texts"),
     "penalty": (
         "string",
-        "beam: form of the length penalty: wu, or power as in Hugging Face and CTranslate2",
+        "beam, diverse_beam: length penalty: wu, or power as in Hugging Face and CTranslate2",
     ),
+    "beam_groups": ("integer", "diverse_beam: groups of hypotheses"),
+    "diversity": ("float", "diverse_beam: penalty of a token for each use by earlier groups"),
     "iterations": ("integer", "mask_predict: passes over a text"),
     "length_candidates": ("integer", "mask_predict: lengths tried"),
     "temperature": ("float", "sample: divides the logits"),
     "top_k": ("integer", "sample: only the k most probable tokens"),
     "top_p": ("float", "sample: only the most probable tokens of this total probability"),
     "epsilon": ("float", "sample: only tokens of this probability or more"),
-    "seed": ("integer", "sample: seed"),
+    "seed": ("integer", "sample, stochastic_beam: seed"),
     "max_extra_length": ("integer", "most tokens beyond the length of the source or prompt"),
     "min_length": ("integer", "tokens before the end symbol is allowed, prompt or prefix included"),
     "no_repeat_ngram": ("integer", "no n-gram of this length occurs twice in a text"),

@@ -112,7 +112,8 @@ def _n_best_lines(translator: Translator, lines: LineTranslator, n: int) -> Line
 
     def answer(window: Window) -> Answer:
         sources, prefixes = lines.encode(window)
-        found = translator.n_best_of_ids(sources, n, prefixes)
+        sampled_as = [number % 2**31 for number in range(window.first, window.first + len(sources))]
+        found = translator.n_best_of_ids(sources, n, prefixes, sampled_as)
         numbered = zip(window.numbers, found, strict=True)
         return Answer(
             [f"{number}\t{score:.6f}\t{text}" for number, row in numbered for text, score in row]

@@ -9,7 +9,7 @@ log-probability over the penalty of its length. Cut texts rank below all finishe
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import flax.struct
 import jax
@@ -31,6 +31,8 @@ PENALTIES: dict[str, Callable[[Any], Any]] = {
 Length = TypeVar("Length", float, jax.Array)
 # Beams -> (float32 log-probabilities of each next token (B, W, V), -inf: forbidden; the new cache).
 StepFn = Callable[["Beams"], tuple[jax.Array, Any]]
+# (Beams, those log-probabilities, Search) -> which continuations the search keeps.
+ChooseFn = Callable[["Beams", jax.Array, "Search"], "Continuations"]
 
 
 def length_penalty(length: Length, *, alpha: float, kind: str) -> Length:
@@ -63,6 +65,7 @@ class Search:
     penalty: str  # kind of the length penalty, see `length_penalty`
     max_length: int  # T
     end: int  # the end symbol
+    cut_last: bool = True  # whether cut texts rank below all finished texts
 
     def penalty_of(self, length: jax.Array) -> jax.Array:
         """Returns the divisor of the log-probability of a text of `length` tokens."""
@@ -80,6 +83,17 @@ class Beams:
     done_BNT: jax.Array  # int32: finished and cut texts, best first, then padding
     score_BN: jax.Array  # float32: the scores of these texts; -inf if there are fewer than N
     cache: Any  # of the step function: W entries a position; never reordered, see `ancestor_BWT`
+    phi_BW: Any = ()  # stochastic beams: the log-probabilities, as `log_prob_BW` is perturbed
+
+
+class Continuations(NamedTuple):
+    """The texts that end with this token, and the live ones, best first. -inf: there is none."""
+
+    end_BW: jax.Array  # float32: log-probabilities of the hypotheses with the end symbol
+    live_BW: jax.Array  # float32: log-probabilities of the live texts
+    parent_BW: jax.Array  # int32: the hypotheses that the live texts continue
+    token_BW: jax.Array  # int32: the tokens that they add
+    phi_BW: Any = ()  # as of `Beams`
 
 
 def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
@@ -106,36 +120,52 @@ def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
     )
 
 
-def run(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search, *, until: int) -> Beams:
+def most_probable(state: Beams, log_prob_BWV: jax.Array, search: Search) -> Continuations:
+    """Returns the continuations that beam search keeps: those with the highest log-probability."""
+    return highest(state.log_prob_BW[..., None] + log_prob_BWV, search)
+
+
+def run(
+    step_fn: StepFn,
+    state: Beams,
+    limit_B: jax.Array,
+    search: Search,
+    *,
+    until: int,
+    choose: ChooseFn = most_probable,
+) -> Beams:
     """Returns the state when all rows are final, or when hypotheses have `until` tokens."""
     limit_B = jnp.minimum(limit_B, search.max_length)
     return jax.lax.while_loop(
         lambda state: (state.index < until) & (state.log_prob_BW > NONE).any(),
-        lambda state: _extend(step_fn, state, limit_B, search),
+        lambda state: _extend(step_fn, choose, state, limit_B, search),
         state,
     )
 
 
-def _extend(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search) -> Beams:
+def _extend(
+    step_fn: StepFn, choose: ChooseFn, state: Beams, limit_B: jax.Array, search: Search
+) -> Beams:
     """Returns the state after one more token."""
     index, length = state.index, state.index + 1
     log_prob_BWV, cache = step_fn(state)
-    total_BWV = state.log_prob_BW[..., None] + log_prob_BWV
-    end_BW, live_BW, parent_BW, token_BW = _continuations(total_BWV, search)
+    end_BW, live_BW, parent_BW, token_BW, phi_BW = choose(state, log_prob_BWV, search)
 
     position_11T = jnp.arange(search.max_length)[None, None]
     ended_BWT = jnp.where(position_11T == index, search.end, state.live_BWT)
-    live_BWT = _take(state.live_BWT, parent_BW)
+    live_BWT = take(state.live_BWT, parent_BW)
     live_BWT = jnp.where(position_11T == index, token_BW[..., None], live_BWT)
     # Up to this token a hypothesis reads its parent's cache entries, and after it its own.
-    parents_BWT = _take(state.ancestor_BWT, parent_BW)
+    parents_BWT = take(state.ancestor_BWT, parent_BW)
     ancestor_BWT = jnp.where(position_11T <= index, parents_BWT, state.ancestor_BWT)
 
     at_limit_B1, penalty = (length >= limit_B)[:, None], search.penalty_of(length)
     cut_BW = jnp.where(at_limit_B1, live_BW / penalty, NONE)
     ids_BXT = jnp.concatenate([state.done_BNT, ended_BWT, live_BWT], axis=1)
     score_BX = jnp.concatenate([state.score_BN, end_BW / penalty, cut_BW], axis=1)
-    done_BNT, score_BN = _n_best(ids_BXT, score_BX, search)
+    X, W = score_BX.shape[1], search.beam_size
+    is_cut_1X = (search.cut_last & (jnp.arange(X) >= X - W))[None]
+    done_BNT, score_BN = n_best(ids_BXT, score_BX, is_cut_1X, search.n_best)
     # A row that was final keeps its order; a new one would rank its cut texts as finished.
     was_final_B1 = ~(state.log_prob_BW > NONE).any(axis=1, keepdims=True)
     done_BNT = jnp.where(was_final_B1[..., None], state.done_BNT, done_BNT)
@@ -144,35 +174,37 @@ def _extend(step_fn: StepFn, state: Beams, limit_B: jax.Array, search: Search) -
     # A row is final once its N-th score reaches s / penalty(limit), where s is the log-probability
     # of its best live hypothesis. No later text scores more: its log-probability is at most s <= 0,
     # and its divisor at most penalty(limit), as alpha >= 0. Two simpler rules are not safe, as a
-    # longer text may overtake: to stop at N finished texts, or at s / penalty(length).
+    # longer text may overtake: to stop at N finished texts, or at s / penalty(length). A perturbed
+    # s may be positive, but then alpha is 0.
     bound_B1 = live_BW[:, :1] / search.penalty_of(limit_B)[:, None]
     live_BW = jnp.where(at_limit_B1 | (score_BN[:, -1:] >= bound_B1), NONE, live_BW)
-    return Beams(length, live_BWT, ancestor_BWT, live_BW, done_BNT, score_BN, cache)
+    return Beams(length, live_BWT, ancestor_BWT, live_BW, done_BNT, score_BN, cache, phi_BW)
 
 
-def _continuations(total_BWV: jax.Array, search: Search) -> tuple[jax.Array, ...]:
-    """Returns log-probabilities of ended and of live texts; parents and tokens of the live ones."""
-    B, W, V = total_BWV.shape
+def highest(value_BWV: jax.Array, search: Search) -> Continuations:
+    """Returns the continuations with the highest values, by which they are ranked, and these."""
+    B, W, V = value_BWV.shape
     K = min(W, V)  # the best W of a row are among the best K of each hypothesis
-    end_BW = total_BWV[..., search.end]
+    end_BW = value_BWV[..., search.end]
     is_end_11V = (jnp.arange(V) == search.end)[None, None]
-    best_BWK, token_BWK = topk(jnp.where(is_end_11V, NONE, total_BWV), K)
+    best_BWK, token_BWK = topk(jnp.where(is_end_11V, NONE, value_BWV), K)
     live_BW, index_BW = jax.lax.top_k(best_BWK.reshape(B, -1), W)
     worst_B1 = jax.lax.top_k(jnp.concatenate([end_BW, live_BW], axis=1), W)[0][:, -1:]
     end_BW = jnp.where(end_BW >= worst_B1, end_BW, NONE)
-    return end_BW, live_BW, index_BW // K, _take(token_BWK.reshape(B, -1), index_BW)
+    token_BW = take(token_BWK.reshape(B, -1), index_BW)
+    return Continuations(end_BW, live_BW, index_BW // K, token_BW)
 
 
-def _take(x_BW: jax.Array, index_BK: jax.Array) -> jax.Array:
+def take(x_BW: jax.Array, index_BK: jax.Array) -> jax.Array:
     """Returns the entries of x (B, W, ...) at the indices of each row, (B, K, ...)."""
     index_BK = jnp.expand_dims(index_BK, range(2, x_BW.ndim))
     return jnp.take_along_axis(x_BW, index_BK, axis=1, mode="clip")
 
 
-def _n_best(ids_BXT: jax.Array, score_BX: jax.Array, search: Search) -> tuple[jax.Array, jax.Array]:
-    """Returns the N best texts and their scores. The last W of the X texts are cut ones."""
-    N, W, X = search.n_best, search.beam_size, score_BX.shape[1]
-    is_cut_1X = (jnp.arange(X) >= X - W)[None]
-    order_BX = jnp.lexsort((-score_BX, jnp.where(score_BX > NONE, is_cut_1X, 2)))
-    ids_BNT, score_BN = (_take(x_BX, order_BX[:, :N]) for x_BX in (ids_BXT, score_BX))
+def n_best(
+    ids_BXT: jax.Array, score_BX: jax.Array, is_cut_BX: jax.Array, N: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the N best texts and their scores; texts with `is_cut_BX` rank below all others."""
+    order_BX = jnp.lexsort((-score_BX, jnp.where(score_BX > NONE, is_cut_BX, 2)))
+    ids_BNT, score_BN = (take(x_BX, order_BX[:, :N]) for x_BX in (ids_BXT, score_BX))
     return jnp.where((score_BN > NONE)[..., None], ids_BNT, PAD), score_BN

@@ -12,6 +12,7 @@ from flaxformer_lite.decoding import methods
 from flaxformer_lite.decoding.constraints import Forbidden
 from flaxformer_lite.decoding.mask_predict import decode_masked
 from flaxformer_lite.decoding.task import Task, continuation, translation, with_whole_rows
+from flaxformer_lite.field_rules import RANDOM
 from flaxformer_lite.fields import DecodeConfig
 from flaxformer_lite.model.devices import compiled_for
 from flaxformer_lite.model.parameters import Params
@@ -92,7 +93,7 @@ class CompiledDecode:
 
         def decode(params: Params, *batch: jax.Array) -> Any:
             task = make_task(model, config, params, *batch)
-            if config.method == "sample":
+            if config.method in RANDOM:
                 task = with_whole_rows(task, logits_sharding)
             if n is None:
                 return methods.decode(task, config, capacities=capacities, forbidden=forbidden)

@@ -17,6 +17,7 @@ from flaxformer_lite.data.tokens.tokenizer import cut_at_end, pad_rows
 from flaxformer_lite.decoding import beam
 from flaxformer_lite.decoding.compiled_decode import CompiledDecode, CompileWith, Shardings
 from flaxformer_lite.decoding.constraints import Forbidden
+from flaxformer_lite.field_rules import BEAMS
 from flaxformer_lite.fields import EOS, DecodeConfig
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.system.errors import InputError
@@ -147,18 +148,21 @@ class Decoder:
         n: int,
         *,
         prefixes: Sequence[np.ndarray] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> list[list[tuple[np.ndarray, float]]]:
         """Returns the n best outputs of each input with their scores, best first, by beam search.
 
-        There may be fewer than n. An empty source has one output, the empty one, with score 0.
+        There may be fewer than n. An empty source has one output, the empty one, with score 0. See
+        `methods.beam_search` for the scores. Arguments as when called.
 
         Raises:
-          InputError: as when called; or the method is not 'beam', or the beam is smaller than n.
+          InputError: as when called; or the method is no beam search, or the beam is smaller than
+            n.
         """
-        if self._config.method != "beam":
+        if self._config.method not in BEAMS:
+            needed = " or ".join(f"decode.method={method!r}" for method in BEAMS)
             raise InputError(
-                "n_best: requires decode.method='beam', and it is "
-                f"{self._config.method!r}; set that."
+                f"n_best: requires {needed}, and it is {self._config.method!r}; set one of them."
             )
         if not 1 <= n <= self._config.beam_size:
             raise InputError(
@@ -166,7 +170,9 @@ class Decoder:
                 "widen the beam for more."
             )
         outputs = [[(EMPTY, 0.0)] for _ in inputs]
-        for chosen, (decoded_BNT, score_BN) in self._batches(params, inputs, prefixes, n=n):
+        for chosen, (decoded_BNT, score_BN) in self._batches(
+            params, inputs, prefixes, numbers=numbers, n=n
+        ):
             for i, texts, scores in zip(chosen, decoded_BNT, score_BN, strict=False):
                 outputs[i] = [
                     (cut_at_end(text), float(score))
@@ -195,7 +201,7 @@ class Decoder:
         if rows is not None:
             return lambda length, *, waiting: rows
         config = self._config
-        sizes = {"beam": config.beam_size, "mask_predict": config.length_candidates}
+        sizes = dict.fromkeys(BEAMS, config.beam_size) | {"mask_predict": config.length_candidates}
         tokens = config.tokens_per_batch // sizes.get(config.method, 1)
         return functools.partial(rows_for, tokens=tokens, multiple=multiple)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flaxformer_lite.field_rules import BEAMS
 from flaxformer_lite.scores.utilities import Utility, checked
 from flaxformer_lite.system.errors import InputError
 
@@ -69,17 +70,17 @@ class MbrRule:
         """
         Args:
           translate: (sources, prefixes, numbers) -> a translation of each source.
-          n_best: (sources, n, prefixes) -> the n best of each source, with their scores.
+          n_best: (sources, n, prefixes, numbers) -> the n best of each source, with their scores.
           method: `decode.method` of both.
           candidates: their number for each source, 2 or more.
 
         Raises:
           InputError: the method makes one translation of a source.
         """
-        if method not in ("sample", "beam"):
+        if method not in ("sample", *BEAMS):
             raise InputError(
                 "mbr: chooses between several translations of a text, and decode.method="
-                f"{method!r} makes one; set it to 'sample' or 'beam'."
+                f"{method!r} makes one; set it to {' or '.join(map(repr, ('sample', *BEAMS)))}."
             )
         self._translate, self._n_best = translate, n_best
         self._method, self._candidates, self._utility = method, candidates, utility
@@ -100,8 +101,8 @@ class MbrRule:
           InputError: the beam has fewer hypotheses than there are candidates.
         """
         n = self._candidates
-        if self._method == "beam":
-            found = self._n_best(sources, n, prefixes)
+        if self._method in BEAMS:
+            found = self._n_best(sources, n, prefixes, numbers)
             return [best([text for text, _ in row], self._utility) for row in found]
         numbers = range(len(sources)) if numbers is None else numbers
         texts = self._translate(

@@ -7,21 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.decoding import beam, sampling
+from flaxformer_lite.decoding import beam, diverse_beam, sampling, stochastic_beam
 from flaxformer_lite.decoding.constraints import Forbidden, constrain, force
 from flaxformer_lite.decoding.task import Task
+from flaxformer_lite.field_rules import BEAMS
 from flaxformer_lite.fields import BOS, EOS, PAD, DecodeConfig
 
 
 def decode(
     task: Task, config: DecodeConfig, *, capacities: Sequence[int], forbidden: Forbidden = ()
 ) -> jax.Array:
-    """Returns the output ids (B, T) of 'greedy', 'sample' or 'beam', then padding.
+    """Returns the output ids (B, T) of any method but 'mask_predict', then padding.
 
     `capacities`: numbers of positions of the cache, increasing; the last is T. `forbidden`: the ids
     of `config.forbidden`.
     """
-    if config.method == "beam":
+    if config.method in BEAMS:
         found = beam_search(task, config, n_best=1, capacities=capacities, forbidden=forbidden)
         return found[0][:, 0]
     pick = pick_token(config, task.row_B, forbidden)
@@ -72,10 +73,46 @@ def beam_search(
     """Returns the best texts of each row: ids (B, N, T), best first, and scores (B, N).
 
     A score is the log-probability of the whole text, its prompt included, over the length penalty;
-    -inf if there are fewer than N texts. The hypotheses of a row share the encoder's output.
+    of 'stochastic_beam' the perturbed log-probability, given the prompt. -inf if there are fewer
+    than N texts. The hypotheses of a row share the encoder's output.
     """
+    search = beam.Search(
+        beam_size=config.beam_size,
+        n_best=n_best,
+        alpha=config.alpha,
+        penalty=config.penalty,
+        max_length=capacities[-1],
+        end=EOS,
+    )
+    step_fn, limit_B = _step_of(task, config, forbidden), task.limit_B
+    choose: beam.ChooseFn = beam.most_probable
+    groups = config.beam_groups if config.method == "diverse_beam" else 1
+    if config.method == "diverse_beam":
+        step_fn = diverse_beam.step_of_groups(step_fn, groups)
+        choose = diverse_beam.chooser(groups, config.diversity)
+        limit_B = jnp.repeat(limit_B, groups)
+        # Each group finds all its texts: one that ends earlier would change the groups after it.
+        hypotheses = config.beam_size // groups
+        search = dataclasses.replace(search, beam_size=hypotheses, n_best=hypotheses)
+    if config.method == "stochastic_beam":
+        choose = stochastic_beam.chooser(config.seed, task.row_B)
+        search = dataclasses.replace(search, alpha=0.0, cut_last=False)
+    state = beam.start(task.start_cache(capacities[0], config.beam_size), limit_B, search)
+    if config.method == "stochastic_beam":
+        state = dataclasses.replace(state, phi_BW=state.log_prob_BW)
+    for capacity in capacities:
+        cache = state.cache.extended(capacity, config.beam_size)
+        state = dataclasses.replace(state, cache=cache)
+        state = beam.run(step_fn, state, limit_B, search, until=capacity, choose=choose)
+    if config.method == "diverse_beam":
+        return diverse_beam.merged(state, n_best, EOS, groups)
+    return state.done_BNT, state.score_BN
 
-    def next_log_probs(state: beam.Beams) -> tuple[jax.Array, Any]:
+
+def _step_of(task: Task, config: DecodeConfig, forbidden: Forbidden) -> beam.StepFn:
+    """Returns the log-probabilities of the next tokens that the constraints and prompts allow."""
+
+    def step(state: beam.Beams) -> tuple[jax.Array, Any]:
         ids_BWT, index = state.live_BWT, state.index
         last_BW = jax.lax.dynamic_index_in_dim(
             ids_BWT, jnp.maximum(index - 1, 0), axis=2, keepdims=False
@@ -90,17 +127,4 @@ def beam_search(
             allowed_BWV = jnp.where((given_B1 != PAD)[..., None], forced_BWV, allowed_BWV)
         return allowed_BWV, cache
 
-    search = beam.Search(
-        beam_size=config.beam_size,
-        n_best=n_best,
-        alpha=config.alpha,
-        penalty=config.penalty,
-        max_length=capacities[-1],
-        end=EOS,
-    )
-    state = beam.start(task.start_cache(capacities[0], config.beam_size), task.limit_B, search)
-    for capacity in capacities:
-        cache = state.cache.extended(capacity, config.beam_size)
-        state = dataclasses.replace(state, cache=cache)
-        state = beam.run(next_log_probs, state, task.limit_B, search, until=capacity)
-    return state.done_BNT, state.score_BN
+    return step

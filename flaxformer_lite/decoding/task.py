@@ -111,13 +111,13 @@ def with_whole_rows(task: Task, sharding: jax.sharding.Sharding | None) -> Task:
     """Returns `task` with its logits sharded by `sharding`, whole rows on one device; None: as is.
 
     If devices split the vocabulary, each holds a part of every row. Greedy and beam search find the
-    k largest logits of such rows. Sampling may have to sort a row, so one device needs all of it.
+    k largest logits of such rows. Samples need a whole row on one device: they may have to sort it.
     """
     if sharding is None:
         return task
 
-    def step(*arguments: Any) -> tuple[jax.Array, Any]:
-        logits, cache = task.step(*arguments)
+    def step(*arguments: Any, **beams: Any) -> tuple[jax.Array, Any]:
+        logits, cache = task.step(*arguments, **beams)
         return jax.lax.with_sharding_constraint(logits, sharding), cache
 
     return task._replace(step=step)

@@ -69,7 +69,12 @@ def write_models(tokenizer: AnyTokenizer, folder: Path) -> None:
 
 
 def check_exported(decode: DecodeConfig) -> None:
-    """Raises InputError if an export would lose a rule about the next token."""
+    """Raises InputError if an export would lose the search, or a rule about the next token."""
+    if decode.method in ("diverse_beam", "stochastic_beam"):
+        raise InputError(
+            f"config.decode.method: {decode.method!r} is not exported, as no engine has the same "
+            "search; choose another one with --method=beam."
+        )
     if decode.forbidden:
         raise InputError(
             "config.decode.forbidden: is not exported, got "

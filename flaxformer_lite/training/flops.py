@@ -5,6 +5,7 @@ from typing import TypeVar
 import numpy as np
 
 from flaxformer_lite.config import Config, ModelConfig
+from flaxformer_lite.field_rules import BEAMS
 
 Length = TypeVar("Length", int, np.ndarray)  # of one example, or of each of several
 GATED = ("reglu", "geglu", "swiglu")  # a third matrix in the feed-forward network
@@ -58,7 +59,7 @@ def decoding(config: Config, rows: int, source_length: int, steps: int) -> int:
     """
     model, decode = config.model, config.decode
     hypotheses = {
-        "beam": decode.beam_size,
+        **dict.fromkeys(BEAMS, decode.beam_size),
         "mask_predict": decode.length_candidates * decode.iterations,
     }
     encoder = forward(model, source_length, 0) if model.architecture == "encoder_decoder" else 0
