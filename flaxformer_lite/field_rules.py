@@ -105,13 +105,7 @@ HIGHEST = {  # inclusive
     "data.character_coverage": 1.0,
     "init.new_bias": 0.0,
     **dict.fromkeys(("decode.max_extra_length", "decode.min_length"), 2**20),
-    **dict.fromkeys(
-        (
-            *("decode.beam_size", "decode.beam_groups"),
-            *("decode.iterations", "decode.length_candidates"),
-        ),
-        1000,
-    ),
+    **dict.fromkeys(("decode.beam_size", "decode.iterations", "decode.length_candidates"), 1000),
 }
 POSITIVE = """
     model.norm_epsilon model.rope_base optim.learning_rate optim.eps optim.clip_norm

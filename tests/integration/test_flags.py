@@ -342,6 +342,8 @@ def test_commands_that_decode_accept_every_field_of_decode_by_its_name_and_type(
     }
     values |= {
         "beam_size": 3,
+        "beam_groups": 3,
+        "diversity": 0.25,
         "alpha": 0.25,
         "min_length": 5,
         "no_repeat_ngram": 2,

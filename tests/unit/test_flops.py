@@ -233,6 +233,8 @@ def test_decoding_encodes_once_and_decodes_every_hypothesis():
     for changes, times in (
         ({"method": "greedy"}, 1),
         ({"method": "beam", "beam_size": 5}, 5),
+        ({"method": "diverse_beam", "beam_size": 6, "beam_groups": 3}, 6),
+        ({"method": "stochastic_beam", "beam_size": 5}, 5),
         ({"method": "mask_predict", "length_candidates": 3, "iterations": 4}, 12),
     ):
         decode = dataclasses.replace(Config().decode, **changes)

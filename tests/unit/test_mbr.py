@@ -130,8 +130,8 @@ def rule(method, translations, *, candidates=3):
         calls.append((sources, prefixes, numbers))
         return [next(remaining) for _ in sources]
 
-    def n_best(sources, n, prefixes):
-        calls.append((sources, n, prefixes))
+    def n_best(sources, n, prefixes, numbers):
+        calls.append((sources, n, prefixes, numbers))
         return [[(text, 0.0) for text in next(remaining)] for _ in sources]
 
     settings = dict(method=method, candidates=candidates, utility=shared_words)
@@ -151,10 +151,11 @@ def test_each_source_is_sampled_several_times_with_numbers_of_its_own():
     assert max(calls[0][2]) < 2**31 and calls[0][1] is None
 
 
-def test_the_candidates_of_beam_search_are_the_n_best():
-    choose, calls = rule("beam", [["a b", "c", "a d"], ["x"]])
-    assert choose(["S", "T"]) == ["a b", "x"]
-    assert calls == [(["S", "T"], 3, None)]
+@pytest.mark.parametrize("method", ["beam", "diverse_beam", "stochastic_beam"])
+def test_the_candidates_of_beam_search_are_the_n_best(method):
+    choose, calls = rule(method, [["a b", "c", "a d"], ["x"]])
+    assert choose(["S", "T"], None, [5, 7]) == ["a b", "x"]
+    assert calls == [(["S", "T"], 3, None, [5, 7])]
 
 
 @pytest.mark.parametrize("method", ["greedy", "mask_predict"])
