@@ -150,7 +150,7 @@ class DataConfig:
     # pieces in the shared vocabulary, special tokens and bytes included; section 5.1; 'char',
     # 'word', 'spaces': the most symbols; None: the size follows from the texts or the file
     vocab_size: int | None = 37000
-    # as `tokenizer`, for the targets, and that is the sources'; None: both share it, section 5.1
+    # kind of the targets' tokenizer, as `tokenizer` of the sources'; None: shared, section 5.1
     target_tokenizer: str | None = None
     # as tokenizer_file, for the targets; of a workdir with two vocabularies, that of its targets
     target_tokenizer_file: str | None = None
@@ -256,9 +256,9 @@ class TrainConfig:
     label_smoothing: float = 0.1
     # R-Drop: weight of the divergence between 2 passes with dropout (Liang 2021); 0: 1 pass
     r_drop: float = 0.0
-    # weight of log(Z)^2, Z: denominator of the softmax (Chowdhery 2022, section 5: 1e-4); 0: none
+    # weight of a label's log(Z)^2, Z: softmax denominator (Chowdhery 2022, section 5: 1e-4); 0: none
     z_loss: float = 0.0
-    # weight of the loss of word alignments, in cross-attention (Garg 2019, 4.2: 0.05); 0: none
+    # weight of the loss that guides a cross-attention head (Garg 2019, section 4.2: 0.05); 0: none
     guided_alignment: float = 0.0
     # this head's layer of the decoder, from 0; None: the one before the last (Garg 2019, 4.1)
     alignment_layer: int | None = None

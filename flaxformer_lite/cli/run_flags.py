@@ -155,9 +155,9 @@ def parse_translate(arguments: Sequence[str]) -> TranslateRequest:
         flag = define_in(values)
         define_job(values)
         flag.string("prefix", None, "start of each translation, without a space at its end")
-        n_best = "beams: write the n best translations of a line, each with line number and score"
+        n_best = "with beams: the n best translations of a line, each with line number and score"
         flag.integer("n_best", None, n_best, lower_bound=1)
-        mbr = "sample, beams: of N translations of a line, the one of minimum Bayes risk"
+        mbr = "of N samples or n best of a line, the translation of minimum Bayes risk"
         flag.integer("mbr", None, mbr, lower_bound=2)
         utility = "mbr: chrf, bleu, or path.py:function; default: chrf"
         flag.string("utility", None, utility)

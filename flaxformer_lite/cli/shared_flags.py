@@ -14,11 +14,14 @@ from flaxformer_lite.system.storage import expanded, in_bucket, place
 
 DECODE = {  # every field of DecodeConfig: its type and its help text
     "method": ("string", f"decoding method: {', '.join(CHOICES['decode.method'])}"),
-    "beam_size": ("integer", "beams: hypotheses kept"),
-    "alpha": ("float", "beam, diverse_beam: exponent of the length penalty; higher: longer texts"),
+    "beam_size": ("integer", "hypotheses of a beam, all groups together"),
+    "alpha": (
+        "float",
+        "exponent of the length penalty of beam and diverse_beam; higher: longer texts",
+    ),
     "penalty": (
         "string",
-        "beam, diverse_beam: length penalty: wu, or power as in Hugging Face and CTranslate2",
+        "form of this penalty: wu, or power as in Hugging Face and CTranslate2",
     ),
     "beam_groups": ("integer", "diverse_beam: groups of hypotheses"),
     "diversity": ("float", "diverse_beam: penalty of a token for each use by earlier groups"),
@@ -28,7 +31,7 @@ DECODE = {  # every field of DecodeConfig: its type and its help text
     "top_k": ("integer", "sample: only the k most probable tokens"),
     "top_p": ("float", "sample: only the most probable tokens of this total probability"),
     "epsilon": ("float", "sample: only tokens of this probability or more"),
-    "seed": ("integer", "sample, stochastic_beam: seed"),
+    "seed": ("integer", "seed of sample and stochastic_beam"),
     "max_extra_length": ("integer", "most tokens beyond the length of the source or prompt"),
     "min_length": ("integer", "tokens before the end symbol is allowed, prompt or prefix included"),
     "no_repeat_ngram": ("integer", "no n-gram of this length occurs twice in a text"),

@@ -182,7 +182,7 @@ def _extend(
 
 
 def highest(value_BWV: jax.Array, search: Search) -> Continuations:
-    """Returns the continuations with the highest values, by which they are ranked, and these."""
+    """Returns the continuations with the highest values, as `Continuations` of these values."""
     B, W, V = value_BWV.shape
     K = min(W, V)  # the best W of a row are among the best K of each hypothesis
     end_BW = value_BWV[..., search.end]

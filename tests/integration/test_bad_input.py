@@ -490,7 +490,10 @@ def test_a_wrong_flag_of_generate_is_refused_by_name(refused, finished_language_
         ("--n_best=0", "n_best"),
         ("--n_best=2", "decode.method='stochastic_beam', and it is 'greedy'; set one of them"),
         ("--method=diverse_beam --beam_groups=3", "config.decode.beam_groups: 3 groups do not"),
-        ("--method=stochastic_beam --alpha=1", "config.decode.alpha: requires decode.method='beam'"),
+        (
+            "--method=stochastic_beam --alpha=1",
+            "config.decode.alpha: requires decode.method='beam'",
+        ),
         ("--method=beam --n_best=5", "n_best: expected 1 to 4 (decode.beam_size), got 5"),
         ("--prefix=k\udce4se", "--prefix: expected UTF-8, got 'k\\udce4se'"),
         (

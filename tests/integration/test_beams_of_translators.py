@@ -36,9 +36,7 @@ def test_stochastic_n_best_lists_are_samples_by_the_numbers_of_lines():
     assert found[4] != found[0] != found[5]  # the same text with another number
     lines = translate_lines.lines_of(translator, n_best=2)
     rest = lines(Window(TEXTS[4:], first=4)).lines
-    assert rest == [
-        f"{n}\t{score:.6f}\t{text}" for n in (5, 6) for text, score in found[n - 1][:2]
-    ]
+    assert rest == [f"{n}\t{score:.6f}\t{text}" for n in (5, 6) for text, score in found[n - 1][:2]]
     assert lines(Window(TEXTS, first=0)).lines[-4:] == rest
     assert translator.run.asked().keys().isdisjoint({"--beam_groups", "--diversity"})
 

@@ -64,9 +64,7 @@ def task_of(tables, limits, row_B, prompt=()):
 
     return Task(
         step=step,
-        start_cache=lambda length, beams: Cache(
-            jnp.zeros((len(limits), length, beams), jnp.int32)
-        ),
+        start_cache=lambda length, beams: Cache(jnp.zeros((len(limits), length, beams), jnp.int32)),
         prompt_BP=jnp.tile(jnp.array(prompt, jnp.int32), (len(limits), 1)),
         limit_B=jnp.asarray(limits),
         row_B=jnp.asarray(row_B),
@@ -74,7 +72,7 @@ def task_of(tables, limits, row_B, prompt=()):
 
 
 def texts_of(found):
-    """Returns what a search found in each row: a list of (ids, score)."""
+    """Returns the texts of each row of a search: a list of (ids, score)."""
     ids_BNT, score_BN = map(np.asarray, found)
     assert not np.isnan(score_BN).any()
     return [

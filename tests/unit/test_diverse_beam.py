@@ -94,10 +94,7 @@ def assert_same(found, expected):
     ("groups", "size", "capacities"),
     [
         (3, 2, (LONGEST,)),
-        *(
-            pytest.param(*sizes, (2, LONGEST), marks=pytest.mark.slow)
-            for sizes in [(2, 2), (3, 1)]
-        ),
+        *(pytest.param(*sizes, (2, LONGEST), marks=pytest.mark.slow) for sizes in [(2, 2), (3, 1)]),
     ],
 )
 def test_a_search_finds_the_texts_of_its_definition(groups, size, capacities):
