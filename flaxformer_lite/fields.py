@@ -256,7 +256,7 @@ class TrainConfig:
     label_smoothing: float = 0.1
     # R-Drop: weight of the divergence between 2 passes with dropout (Liang 2021); 0: 1 pass
     r_drop: float = 0.0
-    # weight of a label's log(Z)^2, Z: softmax denominator (Chowdhery 2022, section 5: 1e-4); 0: none
+    # weight of a label's log(Z)^2, Z: softmax denominator (Chowdhery 2022, section 5; 1e-4); 0: no
     z_loss: float = 0.0
     # weight of the loss that guides a cross-attention head (Garg 2019, section 4.2: 0.05); 0: none
     guided_alignment: float = 0.0

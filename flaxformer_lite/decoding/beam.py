@@ -65,7 +65,7 @@ class Search:
     penalty: str  # kind of the length penalty, see `length_penalty`
     max_length: int  # T
     end: int  # the end symbol
-    cut_last: bool = True  # whether cut texts rank below all finished texts
+    perturbed: bool = False  # stochastic beams: values are perturbed, and cut texts rank by theirs
 
     def penalty_of(self, length: jax.Array) -> jax.Array:
         """Returns the divisor of the log-probability of a text of `length` tokens."""
@@ -83,7 +83,7 @@ class Beams:
     done_BNT: jax.Array  # int32: finished and cut texts, best first, then padding
     score_BN: jax.Array  # float32: the scores of these texts; -inf if there are fewer than N
     cache: Any  # of the step function: W entries a position; never reordered, see `ancestor_BWT`
-    phi_BW: Any = ()  # stochastic beams: the log-probabilities, as `log_prob_BW` is perturbed
+    phi_BW: Any = ()  # the log-probabilities, if those of `log_prob_BW` are perturbed
 
 
 class Continuations(NamedTuple):
@@ -109,14 +109,16 @@ def start(cache: Any, limit_B: jax.Array, search: Search) -> Beams:
     if not 1 <= N <= W:
         raise InputError(f"n_best: expected 1 to {W}, the size of the beam, got {N}.")
     exists_BW = (jnp.arange(W) == 0)[None] & (limit_B > 0)[:, None]
+    log_prob_BW = jnp.where(exists_BW, jnp.float32(0), NONE)
     return Beams(
         index=jnp.int32(0),
         live_BWT=jnp.full((B, W, T), PAD, jnp.int32),
         ancestor_BWT=jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32)[None, :, None], (B, W, T)),
-        log_prob_BW=jnp.where(exists_BW, jnp.float32(0), NONE),
+        log_prob_BW=log_prob_BW,
         done_BNT=jnp.full((B, N, T), PAD, jnp.int32),
         score_BN=jnp.full((B, N), NONE, jnp.float32),
         cache=cache,
+        phi_BW=log_prob_BW if search.perturbed else (),
     )
 
 
@@ -164,7 +166,7 @@ def _extend(
     ids_BXT = jnp.concatenate([state.done_BNT, ended_BWT, live_BWT], axis=1)
     score_BX = jnp.concatenate([state.score_BN, end_BW / penalty, cut_BW], axis=1)
     X, W = score_BX.shape[1], search.beam_size
-    is_cut_1X = (search.cut_last & (jnp.arange(X) >= X - W))[None]
+    is_cut_1X = (jnp.arange(X) >= X - W)[None] & (not search.perturbed)
     done_BNT, score_BN = n_best(ids_BXT, score_BX, is_cut_1X, search.n_best)
     # A row that was final keeps its order; a new one would rank its cut texts as finished.
     was_final_B1 = ~(state.log_prob_BW > NONE).any(axis=1, keepdims=True)

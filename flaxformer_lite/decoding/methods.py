@@ -84,28 +84,35 @@ def beam_search(
         max_length=capacities[-1],
         end=EOS,
     )
-    step_fn, limit_B = _step_of(task, config, forbidden), task.limit_B
-    choose: beam.ChooseFn = beam.most_probable
-    groups = config.beam_groups if config.method == "diverse_beam" else 1
+    step_fn = _step_of(task, config, forbidden)
+
+    def searched(
+        search: beam.Search, step_fn: beam.StepFn, limit_B: jax.Array, choose: beam.ChooseFn
+    ) -> beam.Beams:
+        state = beam.start(task.start_cache(capacities[0], config.beam_size), limit_B, search)
+        for capacity in capacities:
+            cache = state.cache.extended(capacity, config.beam_size)
+            state = dataclasses.replace(state, cache=cache)
+            state = beam.run(step_fn, state, limit_B, search, until=capacity, choose=choose)
+        return state
+
     if config.method == "diverse_beam":
-        step_fn = diverse_beam.step_of_groups(step_fn, groups)
-        choose = diverse_beam.chooser(groups, config.diversity)
-        limit_B = jnp.repeat(limit_B, groups)
+        groups, hypotheses = config.beam_groups, config.beam_size // config.beam_groups
         # Each group finds all its texts: one that ends earlier would change the groups after it.
-        hypotheses = config.beam_size // groups
         search = dataclasses.replace(search, beam_size=hypotheses, n_best=hypotheses)
-    if config.method == "stochastic_beam":
-        choose = stochastic_beam.chooser(config.seed, task.row_B)
-        search = dataclasses.replace(search, alpha=0.0, cut_last=False)
-    state = beam.start(task.start_cache(capacities[0], config.beam_size), limit_B, search)
-    if config.method == "stochastic_beam":
-        state = dataclasses.replace(state, phi_BW=state.log_prob_BW)
-    for capacity in capacities:
-        cache = state.cache.extended(capacity, config.beam_size)
-        state = dataclasses.replace(state, cache=cache)
-        state = beam.run(step_fn, state, limit_B, search, until=capacity, choose=choose)
-    if config.method == "diverse_beam":
+        state = searched(
+            search,
+            diverse_beam.step_of_groups(step_fn, groups),
+            jnp.repeat(task.limit_B, groups),
+            diverse_beam.chooser(groups, config.diversity),
+        )
         return diverse_beam.merged(state, n_best, EOS, groups)
+    if config.method == "stochastic_beam":
+        search = dataclasses.replace(search, alpha=0.0, perturbed=True)
+        choose = stochastic_beam.chooser(config.seed, task.row_B)
+        state = searched(search, step_fn, task.limit_B, choose)
+    else:
+        state = searched(search, step_fn, task.limit_B, beam.most_probable)
     return state.done_BNT, state.score_BN
 
 
