@@ -22,6 +22,7 @@ from flaxformer_lite.data.sources.examples import Examples
 from flaxformer_lite.data.split import Split
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.decoding.compiled_decode import CompileWith
+from flaxformer_lite.field_rules import RANDOM
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import Params
@@ -248,7 +249,7 @@ class Evaluator:
 
         A single one, unless the method samples: all others would be the same.
         """
-        count = SAMPLES if self._config.decode.method == "sample" else 1
+        count = SAMPLES if self._config.decode.method in RANDOM else 1
         return self._decode(params, [np.empty(0, np.int32)] * count)
 
     def _decode(self, params: Params, inputs: Sequence[np.ndarray]) -> list[str]:

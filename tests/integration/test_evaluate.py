@@ -448,6 +448,7 @@ def test_packed_texts_are_evaluated_like_texts_in_separate_rows():
     [
         pytest.param({}, 1, marks=pytest.mark.slow),
         ({"method": "sample", "temperature": 2.0, "seed": 7}, SAMPLES),
+        pytest.param({"method": "stochastic_beam", "seed": 7}, SAMPLES, marks=pytest.mark.slow),
     ],
 )
 def test_a_language_model_shows_generated_texts_unless_decode_is_0(decode, texts):
