@@ -1,10 +1,10 @@
 """Diverse beam search: groups of hypotheses that avoid each other's tokens. Vijayakumar 2018.
 
 Each of the G groups of an input is a beam search of its own, with w of the W = G w hypotheses. At
-each step the groups choose one after another. A continuation ranks by its log-probability minus
-the diversity times how many hypotheses of earlier groups chose its token (Hamming
-diversity). Scores stay those of beam search. To the search the groups are rows, R = B G; the model
-has all W hypotheses of an input in one row, so these share the encoder's output.
+each step the groups choose one after another. A continuation ranks by its log-probability, minus
+the diversity for each hypothesis of an earlier group that chose its token (Hamming diversity).
+Scores stay those of beam search. In the search a group is a row, R = B G. In the model all W
+hypotheses of an input are one row, so they share the encoder's output.
 """
 
 import dataclasses
