@@ -33,7 +33,7 @@ def candidates(count: int) -> dict[str, dict[str, Any]]:
     return {
         f"{count} samples": {"method": "sample"},
         f"{count} samples, epsilon 0.02": {"method": "sample", "epsilon": 0.02},
-        f"{count} samples, top_p 0.9": {"method": "sample", "top_p": 0.9},
+        f"{count} of a stochastic beam": {"method": "stochastic_beam", "beam_size": count},
         f"{count} best of a beam": {"method": "beam", "beam_size": count, "alpha": 1.0},
     }
 
