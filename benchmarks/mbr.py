@@ -1,10 +1,12 @@
-"""Minimum Bayes risk (MBR) beside beam search: chrF and BLEU of a finished run, with intervals.
+"""Minimum Bayes risk (MBR) beside beam search: chrF and BLEU of a run, with intervals.
 
-The kind of candidates is chosen on validation, for each utility by its own metric. The test split
-is then scored once: greedy, beam 5 with alpha 1, and MBR with the choice for each utility. The
-p-values compare with beam search, by approximate randomisation.
+Without `--workdir` the run is the config `multi30k` from English to French, seed 0; a finished one
+is not trained again. The kind of candidates is chosen on validation, for each utility by its own
+metric. The test split is then scored once: greedy, beam 5 with alpha 1, and MBR with the choice for
+each utility. The p-values compare with beam search, by approximate randomisation.
 
-    python -m benchmarks.mbr --workdir=runs/multi30k/en-fr-raw/seed0
+    python -m benchmarks.mbr --data=data/multi30k
+    python -m benchmarks.mbr --workdir=runs/mine
 """
 
 import argparse
@@ -15,10 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures
+from benchmarks import figures, multi30k, public_data, train_config
 from flaxformer_lite import scoring, translate
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.system import runtime
+from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
 from flaxformer_lite.training import run_report
 
@@ -100,13 +103,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workdir", type=Path, required=True, help="of a finished run")
+    public_data.add_flag(parser, "multi30k")
+    parser.add_argument("--workdir", type=Path, help="of a finished run, in place of that one")
     parser.add_argument("--candidates", type=int, default=16, help="of each text")
     parser.add_argument("--limit", type=int, help="texts of each split; default: all")
     figures.add_flag(parser)
     options = parser.parse_args(arguments)
+    workdir = options.workdir
+    if workdir is None:
+        try:
+            flags = multi30k.flags_of(options.data, "en-fr", "raw")
+        except InputError as error:
+            parser.error(str(error))
+        workdir = train_config.train("multi30k", 0, figures.OUTPUT / "multi30k/en-fr-raw", flags)
     runtime.start()
-    run = Run(options.workdir, parts=("validation", "test"), limit=options.limit)
+    run = Run(workdir, parts=("validation", "test"), limit=options.limit)
     count = options.candidates
     choice, measured = chosen(run, count)
     for name, value in measured.items():
