@@ -13,7 +13,7 @@ import functools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,31 +77,41 @@ def _first(sources: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Prints median and range of each task, tokens a second, and the speed of rescoring by it."""
+    """Prints median and range of each task, tokens a second, and how much faster rescoring is."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=7, help="timed runs of each task")
-    parser.add_argument("--sentences", type=int, default=64, help="sentences of the batch")
+    parser.add_argument("--sentences", type=int, nargs="+", default=[1, 8, 64], help="of a batch")
     figures.add_flag(parser)
     arguments = parser.parse_args()
-    run, tokens = tasks(arguments.sentences), arguments.sentences * TARGET
+    found: dict[str, float | figures.Measured] = {}
+    print("| sentences, task | seconds: median (spread) | target tokens a second | rescoring: x |")
+    print("| --- | --- | ---: | ---: |")
+    for sentences in arguments.sentences:
+        seconds = timed(tasks(sentences), arguments.repeats)
+        scoring = statistics.median(seconds["rescoring"])
+        for name, times in seconds.items():
+            median = statistics.median(times)
+            print(
+                f"| {sentences}, {name} | {median:.3f} ({min(times):.3f} to {max(times):.3f}) | "
+                f"{sentences * TARGET / median:,.0f} | {median / scoring:.2f} |"
+            )
+            found[f"{sentences}, {name}"] = figures.middle(times)
+            found[f"{sentences}, {name}, times rescoring"] = median / scoring
+    figures.write(arguments.json, found)
+
+
+def timed(run: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Returns the seconds of each task; the tasks alternate, after a run of each that compiles."""
     seconds: dict[str, list[float]] = {name: [] for name in run}
-    for repeat in range(arguments.repeats + 1):  # the first one compiles
+    for repeat in range(repeats + 1):
         for name, task in run.items():
             started = time.perf_counter()
             task()
             if repeat:
                 seconds[name].append(time.perf_counter() - started)
-    median = {name: statistics.median(times) for name, times in seconds.items()}
-    print("| task | seconds: median (spread) | target tokens a second | rescoring is faster by |")
-    print("| --- | --- | ---: | ---: |")
-    for name, times in seconds.items():
-        print(
-            f"| {name} | {median[name]:.2f} ({min(times):.2f} to {max(times):.2f}) | "
-            f"{tokens / median[name]:,.0f} | {median[name] / median['rescoring']:.2f} |"
-        )
-    figures.write(arguments.json, {name: figures.middle(times) for name, times in seconds.items()})
+    return seconds
 
 
 if __name__ == "__main__":
