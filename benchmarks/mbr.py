@@ -23,7 +23,7 @@ from flaxformer_lite.data import pipeline
 from flaxformer_lite.system import runtime
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
-from flaxformer_lite.training import run_report
+from flaxformer_lite.training import evaluations, run_report
 
 GREEDY: dict[str, Any] = {"method": "greedy"}
 BEAM: dict[str, Any] = {"method": "beam", "beam_size": 5, "alpha": 1.0}
@@ -42,32 +42,41 @@ def candidates(count: int) -> dict[str, dict[str, Any]]:
 
 
 class Run:
-    """A finished run; translations are kept in its folder, so that nothing is computed twice."""
+    """A finished run; translations are kept in its folder, for a stopped command."""
 
     def __init__(self, workdir: Path, *, parts: Sequence[str], limit: int | None):
         """
         Args:
           parts: the splits to read, 'validation' and 'test'.
           limit: texts of each split; None: all.
+
+        Raises:
+          InputError: the texts are tokenised, and have no sacreBLEU.
         """
         self._workdir, self._folder = workdir, workdir / "benchmark" / "mbr"
         self._folder.mkdir(parents=True, exist_ok=True)
         config = translate.load(workdir).run.config
+        if config.data.pretokenized:
+            raise InputError(
+                f"{workdir}: expected a run on raw text, got data.pretokenized=True; name another."
+            )
+        self._tokenizer = evaluations.bleu_tokenizer(config)
         dataset = pipeline.open_dataset(config, beside=workdir, roles=parts)
         dataset.prepare()
         named = {"validation": config.data.validation_split, "test": config.data.test_split}
         self._source: dict[str, Sequence[str]] = {}
-        self.target: dict[str, Sequence[str]] = {}
+        self._target: dict[str, Sequence[str]] = {}
         for part in parts:
             texts = dataset.read(named[part])
-            self._source[part], self.target[part] = texts.source[:limit], texts.target[:limit]
+            self._source[part], self._target[part] = texts.source[:limit], texts.target[:limit]
 
     def texts(
         self, part: str, decode: Mapping[str, Any], *, count: int = 0, utility: str | None = None
     ) -> tuple[list[str], float]:
         """Returns the translations of a split, by MBR if a utility is given, and the seconds."""
         source = self._source[part]
-        setting = "-".join(str(each) for each in [part, len(source), *decode.values()])
+        options = [f"{name}={value}" for name, value in decode.items()]
+        setting = "-".join([part, str(len(source)), *options])
         file = self._folder / f"{setting}-{utility or 'plain'}-{count}.json"
         if not file.exists():
             translator = translate.load(self._workdir, **decode)
@@ -81,6 +90,16 @@ class Run:
         found, seconds = json.loads(file.read_text(encoding="utf-8"))
         return found, seconds
 
+    def scores(self, part: str, systems: Sequence[list[str]]) -> list[scoring.Scores]:
+        """Returns the scores of each system with intervals; p-values are against the first."""
+        return scoring.resample(
+            systems, [self._target[part]], bootstrap=RESAMPLES, tokenizer=self._tokenizer
+        )
+
+    def score(self, part: str, texts: list[str]) -> scoring.Scores:
+        """Returns the scores of one system."""
+        return scoring.score(texts, [self._target[part]], tokenizer=self._tokenizer)
+
 
 def chosen(run: Run, count: int) -> tuple[dict[str, str], dict[str, float]]:
     """Returns the kind of candidates for each utility, and all scores on validation."""
@@ -89,7 +108,7 @@ def chosen(run: Run, count: int) -> tuple[dict[str, str], dict[str, float]]:
         found = {}
         for name, decode in candidates(count).items():
             texts, _ = run.texts("validation", decode, count=count, utility=utility)
-            scores = scoring.score(texts, [run.target["validation"]])
+            scores = run.score("validation", texts)
             found[name] = scores.values[utility]
             for metric in UTILITIES:
                 value = scores.values[metric]
@@ -117,7 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(str(error))
         workdir = train_config.train("multi30k", 0, figures.OUTPUT / "multi30k/en-fr-raw", flags)
     runtime.start()
-    run = Run(workdir, parts=("validation", "test"), limit=options.limit)
+    try:
+        run = Run(workdir, parts=("validation", "test"), limit=options.limit)
+    except InputError as error:
+        parser.error(str(error))
     count = options.candidates
     choice, measured = chosen(run, count)
     for name, value in measured.items():
@@ -129,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name = f"MBR by {utility}, {kind}"
         decode = candidates(count)[kind]
         systems[name], seconds[name] = run.texts("test", decode, count=count, utility=utility)
-    scores = scoring.resample(list(systems.values()), [run.target["test"]], bootstrap=RESAMPLES)
+    scores = run.scores("test", list(systems.values()))
     table = dict(zip(systems, scores, strict=True))
     print(run_report.comparison(table))
     print(run_report.signatures(scores[0]))
