@@ -153,7 +153,7 @@ class Trainer:
         """Starts the meter, and returns an iterator of the batches from the first step on."""
         run = self.run
         stream = loader.stream(batches, run.mode.put_batch, first_step=self.done)
-        stream = self.meter.waiting_for(stream, lambda: self._unread)
+        stream = self.meter.waiting_for(stream, lambda: self._unread and self._unread[1])
         if run.config.train.profile and jax.process_index() == 0:
             stream = profile.traced(
                 stream,

@@ -48,7 +48,7 @@ def make_mesh(
             f"{size} {axis}" for axis, size in sizes.items() if size > 1 or axis == DATA
         )
         large = [axis for axis, size in sizes.items() if size > 1]
-        field = DATA if DATA in large else large[0]
+        field = large[0] if large else DATA
         advice = "use -1 for all" if field == DATA else "use fewer, or -1 for all that are left"
         wanted = f"{count} devices" if count == sizes[DATA] else f"{product} = {count} devices"
         raise InputError(

@@ -152,6 +152,8 @@ def test_devices_without_coordinates_keep_their_order():
     assert list(mesh.devices.flat) == devices
 
 
-def test_a_run_of_several_processes_must_use_all_devices():
-    with pytest.raises(ValueError, match="4 devices asked for, there are 8"):
-        meshes.make_mesh(4, devices=gpus(2, 4))
+@pytest.mark.parametrize("data", [1, 4])
+def test_a_run_of_several_processes_must_use_all_devices(data):
+    expected = rf"^config\.parallel\.data: {data} devices asked for, there are 8; use -1 for all"
+    with pytest.raises(ValueError, match=expected):
+        meshes.make_mesh(data, devices=gpus(2, 4))

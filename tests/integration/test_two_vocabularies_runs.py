@@ -82,6 +82,45 @@ def test_a_run_that_stops_and_resumes_is_the_same_bit_for_bit(changes, workdir, 
     )
 
 
+def test_2_processes_have_the_losses_of_1(changes, workdir, tmp_path):
+    own = {"train.num_steps": 50, "parallel.data": 8}
+    runs.fit_in_processes(2, [(tmp_path / "run", {**changes, **own})])
+    first = [loss for step, loss in runs.losses(workdir).items() if step <= 50]
+    assert list(runs.losses(tmp_path / "run").values()) == pytest.approx(first, rel=1e-3)
+    assert tokenizer.load(tmp_path / "run" / "tokenizer.model").fingerprint == (
+        tokenizer.load(workdir / "tokenizer.model").fingerprint
+    )
+
+
+def test_a_sweep_trains_a_vocabulary_of_the_targets_for_each_of_its_points(changes, tmp_path):
+    """The phones as symbols, and as the letters of their names."""
+    own = {**changes, "train.num_steps": 5}
+    flags = [f"--config.{name}={value}" for name, value in own.items()]
+    sweep, folder = tmp_path / "targets.py", tmp_path / "sweep"
+    sweep.write_text(
+        "from flaxformer_lite.config_files import find_config, load_config, override\n"
+        "SWEEP = {'objective': 'accuracy'}\n"
+        "def get_config():\n"
+        f"    return override(load_config(find_config('smoke')), {flags!r})\n"
+        "def points(config):\n"
+        "    return [{'data.target_tokenizer': kind} for kind in ('spaces', 'char')]\n"
+    )
+    one_device = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    done = runs.run("sweep", f"--sweep={sweep}", f"--workdir={folder}", env=one_device)
+    assert done.returncode == 0, done.stderr[-2000:]
+    symbols, letters = (trained.load(folder / f"points/{each}/seed0") for each in ("0000", "0001"))
+    assert (symbols.config.data.target_tokenizer, sizes(symbols.tokenizer)) == (
+        "spaces",
+        (LETTERS, SYMBOLS),
+    )
+    alphabet = {*" ".join(phones.PHONES.values())}
+    assert (letters.config.data.target_tokenizer, sizes(letters.tokenizer)) == (
+        "char",
+        (LETTERS, len(alphabet) + 4),
+    )
+    assert letters.config.model.target_vocab_size == len(alphabet) + 4
+
+
 def test_an_evaluation_of_the_test_split_gives_the_scores_of_the_run(workdir):
     (logged,) = runs.lines_of(workdir, "test")
     scores = evaluate.evaluate(workdir, split="test").values

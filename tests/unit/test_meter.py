@@ -58,6 +58,9 @@ class Computing:
     def __init__(self, clock, end):
         self.clock, self.end, self.waiting = clock, end, []
 
+    def is_ready(self):
+        return self.clock[0] >= self.end
+
     def block_until_ready(self):
         self.waiting.append(threading.current_thread())
         while self.clock[0] < self.end:
@@ -95,7 +98,7 @@ def test_waiting_does_not_count_while_devices_compute(clock):
 
 
 def test_waiting_starts_when_the_arrays_of_a_step_are_computed(clock):
-    counted, step = meter(clock), (3, {"loss": (jnp.ones(3), jnp.ones(()))})
+    counted, sums = meter(clock), {"loss": (jnp.ones(3), jnp.ones(()))}
 
     def made():
         before = set(threading.enumerate())
@@ -105,7 +108,7 @@ def test_waiting_starts_when_the_arrays_of_a_step_are_computed(clock):
         clock[0] += 4
         yield
 
-    batches = counted.waiting_for(made(), lambda: step)
+    batches = counted.waiting_for(made(), lambda: sums)
     next(batches)
     next(batches)
     clock[0] += 6

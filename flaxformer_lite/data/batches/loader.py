@@ -1,9 +1,7 @@
-"""Batches of token ids as a stream, prefetched in a grain thread and put on devices in advance."""
+"""Batches of token ids as a stream: a grain thread reads them and puts them on devices."""
 
-import collections
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -185,24 +183,16 @@ def import_grain() -> ModuleType:
 
 
 def stream(
-    batches: Batches,
-    put: Callable[[dict[str, np.ndarray]], Any],
-    *,
-    first_step: int = 0,
-    ahead: int = 2,
+    batches: Batches, put: Callable[[dict[str, np.ndarray]], Any], *, first_step: int = 0
 ) -> Iterator[Any]:
     """Yields `put(batch)` of `first_step`, `first_step` + 1, ...
 
-    Batches are read in a thread, and put on devices `ahead` steps before their turn.
+    A thread reads batches and puts them on devices, up to 4 steps before their turn.
     """
     grain = import_grain()
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
-    remaining = iter(grain.MapDataset.source(batches)[first_step:].to_iter_dataset(options))
-    waiting = collections.deque(put(batch) for batch in itertools.islice(remaining, ahead))
-    while waiting:
-        ready = waiting.popleft()
-        waiting.extend(put(batch) for batch in itertools.islice(remaining, 1))
-        yield ready
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    numbered = grain.MapDataset.source(batches)[first_step:]
+    return iter(numbered.map(put).to_iter_dataset(options))
 
 
 def fingerprint(tokens: Tokens, plan: Plan) -> str:
