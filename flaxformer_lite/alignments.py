@@ -16,10 +16,10 @@ import numpy as np
 
 from flaxformer_lite import trained
 from flaxformer_lite.checks.alignment_checks import guided_layer
-from flaxformer_lite.config import Config
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.spans import spans, word_of, words
 from flaxformer_lite.decoding.cross_attention import CrossAttention, Heads
+from flaxformer_lite.fields import Config
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.scores.alignment_error import AlignmentScores, alignment_scores
 from flaxformer_lite.scores.word_links import Links, Reference

@@ -16,8 +16,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_dict, config_flags
 
-from flaxformer_lite.config import did_you_mean
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, did_you_mean
 from flaxformer_lite.system.storage import expanded
 
 PACKAGE = Path(__file__).parent

@@ -8,11 +8,11 @@ from typing import Any, Unpack
 
 from flaxformer_lite import scoring, trained
 from flaxformer_lite.checks.metric_checks import metric_words
-from flaxformer_lite.config import Config
 from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.evaluator import Evaluator
+from flaxformer_lite.fields import Config
 from flaxformer_lite.scores.symbols import LENGTH
 from flaxformer_lite.system import given
 from flaxformer_lite.system.errors import InputError

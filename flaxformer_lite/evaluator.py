@@ -14,8 +14,6 @@ import flax.linen as nn
 import numpy as np
 
 from flaxformer_lite import scoring, trained
-from flaxformer_lite.config import Config
-from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.loader import stream
 from flaxformer_lite.data.sources.examples import Examples
@@ -23,6 +21,7 @@ from flaxformer_lite.data.split import Split
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.decoding.compiled_decode import CompileWith
 from flaxformer_lite.field_rules import RANDOM
+from flaxformer_lite.fields import Config
 from flaxformer_lite.model import parameters
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import Params
@@ -220,7 +219,7 @@ class Evaluator:
     def _sum_over(self, split: Split, params: Params, name: str) -> Any:
         """Returns the sum of the results of the step `name` over all batches of `split`."""
         sums = None
-        batches = pipeline.batches(split, part=meshes.rows_of_process(self._mode.mesh))
+        batches = split.batches(part=meshes.rows_of_process(self._mode.mesh))
         for number, batch in enumerate(stream(batches, self._mode.put_batch)):
             run_step = self._compiled_step(name, split.plan.shape(number))
             sums = metrics.add(sums, self._mode.read(run_step(params, batch)))

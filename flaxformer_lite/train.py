@@ -79,7 +79,7 @@ def fit(config: Config, workdir: Path) -> int:
         interrupt, background = stack.enter_context(Interrupt()), stack.enter_context(Background())
         try:
             place = storage.place(workdir)
-            _train(*set_up(config, place, mesh, dataset, inherited, interrupt, background))
+            _train(*set_up(config, place, mesh, dataset, inherited, interrupt, background), dataset)
         except Interrupted as reason:
             if not reason.agreed:
                 return interrupt.exit_code
@@ -88,7 +88,7 @@ def fit(config: Config, workdir: Path) -> int:
         return interrupt.exit_code
 
 
-def _train(run: Run, inherited: parent.Inherited) -> None:
+def _train(run: Run, inherited: parent.Inherited, dataset: Dataset) -> None:
     """Runs the phases after the set-up.
 
     Raises:
@@ -100,9 +100,9 @@ def _train(run: Run, inherited: parent.Inherited) -> None:
         table = run_report.closing_table(run.paths.metrics)
         run_report.say(f"{run.paths.path} is complete; nothing was trained.\n{table}")
         return
-    trainer, evaluator = prepare(run, start, inherited)
+    trainer, evaluator = prepare(run, start, inherited, dataset)
     trainer.train()
-    finish(trainer, evaluator)
+    finish(trainer, evaluator, dataset)
 
 
 def check(config: Config, workdir: Path) -> tuple[Config, Mesh, Dataset, parent.Inherited]:
@@ -187,7 +187,6 @@ def set_up(
     run = Run(
         config=config,
         paths=paths,
-        dataset=dataset,
         mode=mode,
         interrupt=interrupt,
         initial_state=initial_state,
@@ -262,7 +261,9 @@ def is_finished(run: Run, start: Start) -> bool:
     return ended and bool(logged) and logged[-1]["split"] == "test"
 
 
-def prepare(run: Run, start: Start, inherited: parent.Inherited) -> tuple[Trainer, Evaluator]:
+def prepare(
+    run: Run, start: Start, inherited: parent.Inherited, dataset: Dataset
+) -> tuple[Trainer, Evaluator]:
     """Loads the data and creates the first state, while the steps compile in the background.
 
     Long calls run in a thread, so that the main thread notices signals.
@@ -277,10 +278,10 @@ def prepare(run: Run, start: Start, inherited: parent.Inherited) -> tuple[Traine
     )
     unverified = run.has_config and not start.parts and not start.imported
     making = {"verify": unverified, "given": inherited.tokenizer}
-    load = functools.partial(pipeline.load, config, run.dataset, run.paths.tokenizer, **making)
+    load = functools.partial(pipeline.load, config, dataset, run.paths.tokenizer, **making)
     data = multihost.together(lambda: wait(Background.once(load)))
     identity.check_tokenizer(data.tokenizer, config, run.paths)
-    facts = identity.of(data, run.dataset, config)
+    facts = identity.of(data, dataset, config)
     if start.parts:
         identity.check_resumed(start.record, facts, run.paths, config, run.scores)
     run.steps.start_all(data.train.plan.shapes() if ahead else ())
@@ -341,18 +342,17 @@ def _with_weights_of(
     return state
 
 
-def finish(trainer: Trainer, evaluator: Evaluator) -> None:
+def finish(trainer: Trainer, evaluator: Evaluator, dataset: Dataset) -> None:
     """Evaluates the best parameters, or the configured average, on the test split."""
     run, config = trainer.run, trainer.run.config
     abstract_params = run.mode.abstract(run.abstract_state.params)
     params, _, used = origin.restore(run.checkpoints, abstract_params, config)
     run.checkpoints.close()
-    read_test = functools.partial(
-        pipeline.read_part, run.dataset, "test", trainer.data.tokenizer, config
-    )
+    tokenizer = trainer.data.tokenizer
+    read_test = functools.partial(pipeline.read_part, dataset, "test", tokenizer, config)
     test = multihost.together(lambda: run.interrupt.wait_for(Background.once(read_test)))
     run_report.say_left_out("test", test)
-    run_report.say_unknown({"test": test}, trainer.data.tokenizer)
+    run_report.say_unknown({"test": test}, tokenizer)
     result = evaluator.evaluate(
         run.mode.put_state(params),
         params,

@@ -13,12 +13,13 @@ import numpy as np
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.checks.vocabularies import vocabulary_sizes
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import with_vocabulary
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens import two_vocabularies
 from flaxformer_lite.data.tokens.forbidden import forbidden_ids
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.decoding.decoder import Decoder
+from flaxformer_lite.fields import Config
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.model.parameters import Params

@@ -15,9 +15,8 @@ from flaxformer_lite.cli.parser import (
     fail,
     version,
 )
-from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.lines import whole_files
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, did_you_mean
 
 USAGE = """usage: flaxformer-lite COMMAND --flag=value ...    (COMMAND --help lists the flags)
 

@@ -1,6 +1,5 @@
 """The data of a run from its config: examples as ids, and as text if needed; tokenizer; plan."""
 
-import dataclasses
 import functools
 import logging
 import re
@@ -11,15 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_lite.config import Config, DataConfig, source_normalization
+from flaxformer_lite.config import source_normalization
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan
-from flaxformer_lite.data.batches.loader import Batches, Plan, Tokens
+from flaxformer_lite.data.batches.loader import Plan, Tokens
 from flaxformer_lite.data.batches.windows import WindowPlan
 from flaxformer_lite.data.sources.datasets import Dataset
 from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.sources.own_text import OwnText
-from flaxformer_lite.data.split import Split
+from flaxformer_lite.data.split import Data, Split
 from flaxformer_lite.data.tokens import (
     store,
     subwords,
@@ -29,23 +28,12 @@ from flaxformer_lite.data.tokens.ragged import Ragged, count_shared, hashes
 from flaxformer_lite.data.tokens.subwords import SubwordSampler
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.field_rules import OWN_TEXT
-from flaxformer_lite.fields import BOS, UNK
+from flaxformer_lite.fields import BOS, UNK, Config, DataConfig
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import absolute
 
 ROLES = ("train", "validation", "test")
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """The data of a training run."""
-
-    tokenizer: AnyTokenizer
-    train: Split
-    validation: Split
-    label_names: list[str] | None  # None unless the model is a classifier
-    fingerprint: str  # of the training ids and their order
 
 
 def open_dataset(
@@ -358,20 +346,3 @@ def _warn_of_equal_examples(
                 f"{len(examples):,}",
                 config.data.train_split,
             )
-
-
-def batches(
-    split: Split, *, num_steps: int | None = None, part: tuple[int, int] = (0, 1)
-) -> Batches:
-    """Returns the batches of `split`: part i of n of the rows, `part` = (i, n).
-
-    Args:
-      num_steps: the number of batches; None: one epoch.
-    """
-    return Batches(
-        split.tokens,
-        split.plan,
-        num_steps=split.plan.steps_per_epoch if num_steps is None else num_steps,
-        part=part,
-        sample=split.drawing,
-    )

@@ -1,4 +1,4 @@
-"""One split of a dataset: its ids, the plan of its batches, and the sizes of its texts."""
+"""The data of a run: the ids of its splits, the plans of their batches, and their batches."""
 
 import dataclasses
 import functools
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flaxformer_lite.data.batches.loader import Plan, Tokens
+from flaxformer_lite.data.batches.loader import Batches, Plan, Sample, Tokens
 from flaxformer_lite.data.batches.windows import WindowPlan
 from flaxformer_lite.data.sources.examples import Examples, Reader
-from flaxformer_lite.data.tokens.subwords import SubwordSampler
+from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 
 READ_AT_ONCE = 8192  # examples in memory as text, if a split is not in memory as a whole
 
@@ -22,7 +22,16 @@ class Split:
     tokens: Tokens
     plan: Plan
     reader: Reader | None = None
-    drawing: SubwordSampler | None = None  # samples other ids in each epoch; None: fixed ids
+    drawing: Sample | None = None  # samples other ids in each epoch; None: fixed ids
+
+    def batches(self, *, num_steps: int | None = None, part: tuple[int, int] = (0, 1)) -> Batches:
+        """Returns the batches of the plan: part i of n of the rows, `part` = (i, n).
+
+        Args:
+          num_steps: the number of batches; None: one epoch.
+        """
+        steps = self.plan.steps_per_epoch if num_steps is None else num_steps
+        return Batches(self.tokens, self.plan, num_steps=steps, part=part, sample=self.drawing)
 
     def lengths(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the token counts of source and target for each example of the batch of `step`.
@@ -72,3 +81,14 @@ class Split:
             records = self.reader.records_of(used)
             for first in range(0, len(records), READ_AT_ONCE):
                 yield from self.reader(records[first : first + READ_AT_ONCE]).target or ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The data of a training run."""
+
+    tokenizer: AnyTokenizer
+    train: Split
+    validation: Split
+    label_names: list[str] | None  # None unless the model is a classifier
+    fingerprint: str  # of the training ids and their order

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_lite.config import ModelConfig
+from flaxformer_lite.fields import ModelConfig
 from flaxformer_lite.model.layers import GATES
 from flaxformer_lite.model.positions import T5_MAX_DISTANCE, sinusoidal
 from flaxformer_lite.system.errors import InputError

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_lite.config import DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
+from flaxformer_lite.fields import DecodeConfig, ModelConfig
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.system.errors import InputError
 

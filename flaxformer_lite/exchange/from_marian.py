@@ -11,10 +11,10 @@ from ml_collections import config_dict
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import config_files
-from flaxformer_lite.config import Config, DecodeConfig, ModelConfig
 from flaxformer_lite.data.tokens.tokenizer import MarianTokenizer
 from flaxformer_lite.exchange.marian_folder import MarianFolder, read_folder
 from flaxformer_lite.field_rules import FIXED_BY_WEIGHTS, NOT_IN_WEIGHTS, READ_IF
+from flaxformer_lite.fields import Config, DecodeConfig, ModelConfig
 from flaxformer_lite.runs import workdir as workdir_lib
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.system.errors import InputError

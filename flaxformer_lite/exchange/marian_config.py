@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.exchange import ctranslate2_spec
+from flaxformer_lite.fields import ModelConfig
 from flaxformer_lite.system.errors import InputError
 
 # Marian's name -> our name

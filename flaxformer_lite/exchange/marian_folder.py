@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.data.tokens.marian_tokenizer import their_ids
 from flaxformer_lite.data.tokens.sentencepiece_tokenizer import open_model
 from flaxformer_lite.exchange import marian_config, marian_weights
+from flaxformer_lite.fields import ModelConfig
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.system.errors import InputError
 

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.exchange.marian_config import shares_embeddings, ties_output, vocab_sizes
-from flaxformer_lite.fields import BOS
+from flaxformer_lite.fields import BOS, ModelConfig
 from flaxformer_lite.system.errors import InputError
 
 Arrays = Mapping[str, np.ndarray]

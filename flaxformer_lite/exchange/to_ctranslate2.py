@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite import config as config_lib
-from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokens.normalization import normalizing_code
 from flaxformer_lite.data.tokens.two_vocabularies import tokenizer_of
 from flaxformer_lite.exchange import ctranslate2_spec, tokenizer_code
@@ -17,7 +16,7 @@ from flaxformer_lite.exchange.folder import (
     write_json,
     write_models,
 )
-from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK, DecodeConfig
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.trained import Trained
 

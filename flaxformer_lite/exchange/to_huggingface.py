@@ -6,7 +6,6 @@ from typing import Any
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.checks.vocabularies import SIDES
-from flaxformer_lite.config import DecodeConfig
 from flaxformer_lite.data.tokens.any_tokenizer import SPECIAL, AnyTokenizer
 from flaxformer_lite.data.tokens.marian_tokenizer import MarianTokenizer, start_piece
 from flaxformer_lite.data.tokens.normalization import normalizing_code
@@ -21,7 +20,7 @@ from flaxformer_lite.exchange.folder import (
     write_arrays,
     write_json,
 )
-from flaxformer_lite.fields import BOS, EOS, PAD, UNK
+from flaxformer_lite.fields import BOS, EOS, PAD, UNK, DecodeConfig
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.trained import Trained
 

@@ -13,9 +13,8 @@ import numpy as np
 from flax import traverse_util
 
 from flaxformer_lite import trained
-from flaxformer_lite.config import ModelConfig
 from flaxformer_lite.decoding import cross_attention
-from flaxformer_lite.fields import BOS, EOS
+from flaxformer_lite.fields import BOS, EOS, ModelConfig
 from flaxformer_lite.model import positions as schemes
 from flaxformer_lite.model import transformer
 from flaxformer_lite.model.parameters import Params

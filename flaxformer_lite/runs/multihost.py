@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 import flaxformer_lite
 from flaxformer_lite import config as config_lib
-from flaxformer_lite.config import Config
+from flaxformer_lite.fields import Config
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flaxformer_lite import config as config_lib
-from flaxformer_lite.config import Config, DataConfig
 from flaxformer_lite.field_rules import FIXED_BY_WEIGHTS
+from flaxformer_lite.fields import Config, DataConfig
 from flaxformer_lite.system.errors import InputError, NotWritten
 from flaxformer_lite.system.storage import (
     NO_LOCKS,

@@ -9,9 +9,10 @@ import jax
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.checks.vocabularies import expected_vocabularies
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.field_rules import DROPOUTS, OF_TEXT
+from flaxformer_lite.fields import Config
 from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.sweep.space import Point, Settings, raise_errors
 from flaxformer_lite.system.errors import InputError

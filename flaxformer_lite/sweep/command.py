@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import sys
 
-from flaxformer_lite.config import Config
+from flaxformer_lite.fields import Config
 from flaxformer_lite.sweep import check, cluster, space, sweep_report
 from flaxformer_lite.sweep.board import Board
 from flaxformer_lite.sweep.request import SweepRequest

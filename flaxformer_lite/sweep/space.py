@@ -22,10 +22,10 @@ from ml_collections import config_dict
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite import config_files
-from flaxformer_lite.config import CHOICES, Config, did_you_mean
-from flaxformer_lite.field_rules import LOWER_IS_BETTER, OF_TEXT
+from flaxformer_lite.field_rules import CHOICES, LOWER_IS_BETTER, OF_TEXT
+from flaxformer_lite.fields import Config
 from flaxformer_lite.sweep.walk import SCALARS, Walk
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, did_you_mean
 
 SAMPLERS, PRUNERS = ("grid", "random", "tpe"), ("none", "median", "halving")
 # Number of points of a space that are checked before training; a larger space is sampled.

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_lite.checks.vocabularies import follow_tokenizers
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import with_vocabulary
 from flaxformer_lite.data.tokens import tokenizer, two_vocabularies
 from flaxformer_lite.field_rules import ERROR_RATES
+from flaxformer_lite.fields import Config
 from flaxformer_lite.plotting import fonts
 from flaxformer_lite.plotting.plots import save
 from flaxformer_lite.runs import workdir as workdir_lib

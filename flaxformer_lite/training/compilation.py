@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from flaxformer_lite.config import Config
 from flaxformer_lite.data.batches import loader
+from flaxformer_lite.fields import Config
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system import memory
 from flaxformer_lite.training import run_report

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from flaxformer_lite import scoring
-from flaxformer_lite.config import Config, target_language
+from flaxformer_lite.config import target_language
 from flaxformer_lite.field_rules import EXTERNAL
+from flaxformer_lite.fields import Config
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.training import checkpoint, metrics

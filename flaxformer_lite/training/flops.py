@@ -4,8 +4,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from flaxformer_lite.config import Config, ModelConfig
 from flaxformer_lite.field_rules import BEAMS
+from flaxformer_lite.fields import Config, ModelConfig
 
 Length = TypeVar("Length", int, np.ndarray)  # of one example, or of each of several
 GATED = ("reglu", "geglu", "swiglu")  # a third matrix in the feed-forward network

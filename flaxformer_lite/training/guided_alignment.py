@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_lite.checks.alignment_checks import guided_layer
-from flaxformer_lite.config import Config, ModelConfig
-from flaxformer_lite.fields import PAD
+from flaxformer_lite.fields import PAD, Config, ModelConfig
 from flaxformer_lite.model import attention, masks
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import predictions

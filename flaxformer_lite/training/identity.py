@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from flaxformer_lite import scoring
-from flaxformer_lite.config import Config
-from flaxformer_lite.data.pipeline import Data
 from flaxformer_lite.data.sources import own_text
 from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.data.split import Data
 from flaxformer_lite.data.tokens import two_vocabularies
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
+from flaxformer_lite.fields import Config
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.system.errors import InputError

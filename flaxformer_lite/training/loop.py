@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from flaxformer_lite.config import Config
-from flaxformer_lite.data import pipeline
 from flaxformer_lite.data.batches import loader
-from flaxformer_lite.data.sources.datasets import Dataset
+from flaxformer_lite.data.split import Data
+from flaxformer_lite.fields import Config
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir
 from flaxformer_lite.system import accelerators
@@ -44,7 +43,6 @@ class Run:
 
     config: Config  # with the sizes of the vocabulary and the classes
     paths: Workdir
-    dataset: Dataset
     mode: parallel.MeshMode | parallel.PmapMode
     interrupt: Interrupt
     initial_state: Callable[..., TrainState]  # of random parameters, or of `params`
@@ -88,7 +86,7 @@ class Trainer:
         run: Run,
         start: Start,
         state: TrainState,
-        data: pipeline.Data,
+        data: Data,
         *,
         facts: dict[str, Any],
         evaluate: Callable[[int, TrainState], Evaluated],
@@ -121,7 +119,7 @@ class Trainer:
         """Trains to the end; on a signal, saves the state and raises Interrupted."""
         run, config = self.run, self.run.config
         part = meshes.rows_of_process(run.mode.mesh)
-        batches = pipeline.batches(self.data.train, num_steps=config.train.num_steps, part=part)
+        batches = self.data.train.batches(num_steps=config.train.num_steps, part=part)
         try:
             if evaluations.is_due(self.done, config) and self.done not in run.scores:
                 self.evaluate()

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from flaxformer_lite.config import OptimConfig
 from flaxformer_lite.field_rules import MOMENTUM
+from flaxformer_lite.fields import OptimConfig
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import parameter_groups, schedule_free, spikes
 from flaxformer_lite.training.schedules import learning_rate

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from flaxformer_lite.config import Config, parse_average
+from flaxformer_lite.config import parse_average
+from flaxformer_lite.fields import Config
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training import checkpoint
 from flaxformer_lite.training.checkpoint import Checkpoints

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from flaxformer_lite.checks.training_checks import Group, parse_group
-from flaxformer_lite.config import OptimConfig
+from flaxformer_lite.fields import OptimConfig
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.training.sharding import matches, name_of

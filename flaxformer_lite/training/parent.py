@@ -13,12 +13,13 @@ import numpy as np
 
 from flaxformer_lite import config as config_lib
 from flaxformer_lite.checks.vocabularies import expected_vocabularies, vocabulary_sizes
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import with_vocabulary
 from flaxformer_lite.data.tokens import given_tokenizer, two_vocabularies
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens.extension import spellings
 from flaxformer_lite.data.tokens.given_tokenizer import Given
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer, Tokenizer
+from flaxformer_lite.fields import Config
 from flaxformer_lite.model import parameters, transformer
 from flaxformer_lite.runs import metrics_log, multihost
 from flaxformer_lite.runs import workdir as workdir_lib

@@ -18,9 +18,10 @@ from flaxformer_lite.checks.vocabularies import (
     of_side,
     sides_of,
 )
-from flaxformer_lite.config import Config, with_vocabulary
+from flaxformer_lite.config import with_vocabulary
 from flaxformer_lite.data.batches import loader
 from flaxformer_lite.decoding.decoder import Decoder, padded_length
+from flaxformer_lite.fields import Config
 from flaxformer_lite.model import backends, parameters, transformer
 from flaxformer_lite.system import memory
 from flaxformer_lite.system.accelerators import ACCELERATORS

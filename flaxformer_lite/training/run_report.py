@@ -10,16 +10,14 @@ import jax
 import numpy as np
 
 from flaxformer_lite.checks.vocabularies import SIDES, Sizes, of_side, sides_of
-from flaxformer_lite.config import Config, ModelConfig
 from flaxformer_lite.data.batches.loader import Batches
-from flaxformer_lite.data.pipeline import Data
 from flaxformer_lite.data.sources.examples import Examples
-from flaxformer_lite.data.split import Split
+from flaxformer_lite.data.split import Data, Split
 from flaxformer_lite.data.tokens.any_tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.ragged import Ragged
 from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies, tokenizer_of
 from flaxformer_lite.field_rules import ERROR_RATES, EXTERNAL, SUBWORDS
-from flaxformer_lite.fields import BOS, UNK
+from flaxformer_lite.fields import BOS, UNK, Config, ModelConfig
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.runs.workdir import Workdir

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flaxformer_lite import scoring
-from flaxformer_lite.config import Config, DecodeConfig
+from flaxformer_lite.fields import Config, DecodeConfig
 from flaxformer_lite.scores.groups import GroupScores, macro_mean
 from flaxformer_lite.scoring import Scores
 from flaxformer_lite.system.errors import InputError

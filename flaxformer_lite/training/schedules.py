@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from flaxformer_lite.config import OptimConfig
+from flaxformer_lite.fields import OptimConfig
 
 
 def paper_schedule(

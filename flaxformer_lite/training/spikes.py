@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flaxformer_lite.config import OptimConfig
+from flaxformer_lite.fields import OptimConfig
 from flaxformer_lite.training import metrics
 from flaxformer_lite.training.schedule_free import ScheduleFreeState
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from flaxformer_lite.config import Config
+from flaxformer_lite.fields import Config
 from flaxformer_lite.model import embeddings, parameters, transformer
 from flaxformer_lite.model.parameters import Params
 from flaxformer_lite.training import (

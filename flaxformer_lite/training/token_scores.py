@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from flaxformer_lite.data.batches.windows import text_blocks
 from flaxformer_lite.data.tokens.tokenizer import pad_rows
 from flaxformer_lite.decoding.decoder import EMPTY, padded_length, rows_for
 from flaxformer_lite.fields import BOS, PAD
@@ -251,3 +250,16 @@ class TokenScorer:
         jitted = jax.jit(compute, out_shardings=self._rows_sharding)
         options = parallel.compiler_options(self._mesh)
         return jitted.lower(params, batch).compile(compiler_options=options)
+
+
+def text_blocks(length: int, *, windows: int, stride: int) -> list[tuple[int, int, int]]:
+    """Returns the blocks of a text of `length` tokens: (first, first that counts, stop) each.
+
+    The first block counts all its tokens, each further one its last `stride`. The tokens before
+    them are context only.
+    """
+    found = [(0, 0, min(windows, length))] if length else []
+    while found and (start := found[-1][2]) < length:
+        stop = min(start + stride, length)
+        found.append((max(0, stop - windows) if stride < windows else start, start, stop))
+    return found

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from flaxformer_lite.checks.training_checks import rules
-from flaxformer_lite.config import Config
 from flaxformer_lite.field_rules import NOT_IN_WEIGHTS
+from flaxformer_lite.fields import Config
 from flaxformer_lite.system.errors import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -62,7 +62,7 @@ def tokens(tmp_path_factory):
 def test_batches_have_the_predicted_arrays_shapes_and_types(tokens, architecture, packing, names):
     config = make_config(architecture, packing=packing)
     split = pipeline.make_split(make_examples(architecture), tokens, config)
-    batches = pipeline.batches(split)
+    batches = split.batches()
     assert len(batches) == split.plan.steps_per_epoch > 2
     for step in range(len(batches)):
         struct = loader.batch_struct(config, *split.plan.shape(step))
@@ -291,7 +291,7 @@ def test_the_second_start_tokenises_nothing_and_has_the_same_data(
     ]
     assert in_memory.tokens.label.tolist() == first.tokens.label.tolist()
     for step in range(first.plan.steps_per_epoch):
-        one, other = (pipeline.batches(split)[step] for split in (in_memory, first))
+        one, other = (split.batches()[step] for split in (in_memory, first))
         assert {name: x.tolist() for name, x in one.items()} == {
             name: x.tolist() for name, x in other.items()
         }
@@ -345,9 +345,7 @@ def test_subwords_are_sampled_in_each_epoch_and_only_for_training(
     )
     assert split.plan.usable.tolist() == plain.plan.usable.tolist()
     assert sum(split.plan.tokens) > sum(plain.plan.tokens)  # planned with longer texts
-    batches, again = (
-        pipeline.batches(split, num_steps=2 * split.plan.steps_per_epoch) for _ in range(2)
-    )
+    batches, again = (split.batches(num_steps=2 * split.plan.steps_per_epoch) for _ in range(2))
     name, texts = (
         ("source" if architecture == "encoder_classifier" else "target"),
         dataset.read("train"),
@@ -377,7 +375,7 @@ def test_subwords_are_sampled_in_each_epoch_and_only_for_training(
     first, second = ids_of_epochs
     assert np.mean([first[i] != second[i] for i in first]) > 0.3
     # in one epoch, only few do not fit
-    many = pipeline.batches(split, num_steps=15 * split.plan.steps_per_epoch)
+    many = split.batches(num_steps=15 * split.plan.steps_per_epoch)
     for step in range(15 * split.plan.steps_per_epoch):
         many[step]
     assert 0 < many.not_fitting < 0.3 * many.sampled

@@ -176,7 +176,7 @@ def test_a_slice_from_within_a_file_starts_without_a_space_of_the_tokenizer(tmp_
 def test_the_windows_of_files_have_one_end_symbol_between_two_files(tmp_path, tokens):
     config = config_of(write(tmp_path, a=TEXT, b=OTHER))
     split = pipeline.read_split(opened(config), "train", tokens, config)
-    labels = np.concatenate([batch["target"].ravel() for batch in _all(pipeline.batches(split))])
+    labels = np.concatenate([batch["target"].ravel() for batch in _all(split.batches())])
     one, other = tokens.encode([TEXT, OTHER], side="target")
     assert labels[labels != PAD].tolist() == [*one, EOS, *other]
 
@@ -186,7 +186,7 @@ def test_without_windows_a_file_is_an_example(tmp_path, tokens):
     folder = write(tmp_path, **{f"f{number}": text for number, text in enumerate(short)})
     config = config_of(folder, windows=None, buckets=(67,), tokens_per_batch=670)
     split = pipeline.stored_split(opened(config), "train", tokens, config)
-    (batch,) = _all(pipeline.batches(split))
+    (batch,) = _all(split.batches())
     rows = sorted(tokens.decode(list(batch["target"])))
     assert rows == sorted([*short, "", "", ""])
     assert split.text_characters == sum(map(len, short))

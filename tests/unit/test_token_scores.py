@@ -8,11 +8,10 @@ import pytest
 import runs
 
 from flaxformer_lite.config import ModelConfig
-from flaxformer_lite.data.batches.windows import text_blocks
 from flaxformer_lite.fields import BOS, EOS
 from flaxformer_lite.model.ensemble import Ensemble
 from flaxformer_lite.training import losses, meshes, parallel
-from flaxformer_lite.training.token_scores import TokenScorer, TokenScores
+from flaxformer_lite.training.token_scores import TokenScorer, TokenScores, text_blocks
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

@@ -9,17 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from flaxformer_lite.config import Config
 from flaxformer_lite.data.batches.batching import BatchPlan, PackedPlan, bucket_rows
 from flaxformer_lite.data.batches.windows import Stream, WindowPlan
 from flaxformer_lite.data.tokens import token_links
 from flaxformer_lite.data.tokens.ragged import Ragged, ranges
-from flaxformer_lite.fields import EOS, PAD
+from flaxformer_lite.fields import EOS, PAD, Config
 
 NOTHING = -1  # the label, or the example number, of an empty row
 HASHED_AT_ONCE = 1 << 22  # ids, or rows, in one update of the fingerprint
 
 Plan = BatchPlan | PackedPlan | WindowPlan
+Sample = Callable[[np.ndarray, int], dict[str, Ragged]]  # (examples, epoch) -> ids of each side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Batches:
         *,
         num_steps: int,
         part: tuple[int, int] = (0, 1),
-        sample: Callable[[np.ndarray, int], dict[str, Ragged]] | None = None,
+        sample: Sample | None = None,
     ):
         """
         Args:
           part: (i, n): this process has part i, from 0, of n.
-          sample: (example numbers, epoch) -> sampled ids of each side; None: the usual ids.
+          sample: draws other ids in each epoch; None: the usual ids.
         """
         self._tokens, self._plan, self._num_steps, self._sample = tokens, plan, num_steps, sample
         self._part = part

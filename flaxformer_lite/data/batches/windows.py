@@ -151,16 +151,3 @@ class Stream:
         text_M = np.searchsorted(self._text_start, place_M, side="right") - 1
         ids_M = self._values[place_M - text_M].astype(np.int32)  # one END before each further text
         return np.where(place_M == self._text_start[text_M + 1] - 1, EOS, ids_M)
-
-
-def text_blocks(length: int, *, windows: int, stride: int) -> list[tuple[int, int, int]]:
-    """Returns the blocks of a text of `length` tokens: (first, first that counts, stop) each.
-
-    The first block counts all its tokens, each further one its last `stride`. The tokens before
-    them are context only.
-    """
-    found = [(0, 0, min(windows, length))] if length else []
-    while found and (start := found[-1][2]) < length:
-        stop = min(start + stride, length)
-        found.append((max(0, stop - windows) if stride < windows else start, start, stop))
-    return found

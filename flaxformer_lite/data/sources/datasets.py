@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from flaxformer_lite.config import did_you_mean
 from flaxformer_lite.data.sources import builders, generated, preparation, whole_texts
 from flaxformer_lite.data.sources.examples import KIND, Examples, Reader, complete
 from flaxformer_lite.data.sources.own_text import OwnText
 from flaxformer_lite.scores.word_links import ALIGNMENT
-from flaxformer_lite.system.errors import InputError
+from flaxformer_lite.system.errors import InputError, did_you_mean
 
 # modules of TFDS whose import registers WMT, GLUE, ...
 REGISTERED_BY = ("translate", "text", "summarization")

@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 from flaxformer_lite.checks.vocabularies import SIDES, named_for, of_side
-from flaxformer_lite.config import Config
 from flaxformer_lite.data.tokens import tokenizer as tokenizer_lib
 from flaxformer_lite.data.tokens import two_vocabularies
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer
 from flaxformer_lite.data.tokens.two_vocabularies import TwoVocabularies
 from flaxformer_lite.field_rules import COUNTED, SUBWORDS
+from flaxformer_lite.fields import Config
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import place
 

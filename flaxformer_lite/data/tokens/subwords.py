@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from flaxformer_lite.checks.vocabularies import SIDES, copied_from, named_for, of_side
-from flaxformer_lite.config import Config, source_normalization
+from flaxformer_lite.config import source_normalization
 from flaxformer_lite.data.sources.examples import Examples, Reader
 from flaxformer_lite.data.tokens import extension, tokenizer, two_vocabularies
 from flaxformer_lite.data.tokens.given_tokenizer import Given
@@ -24,6 +24,7 @@ from flaxformer_lite.data.tokens.segmentation import Segmenter
 from flaxformer_lite.data.tokens.symbol_tokenizer import counted
 from flaxformer_lite.data.tokens.tokenizer import AnyTokenizer, Tokenizer
 from flaxformer_lite.field_rules import COUNTED
+from flaxformer_lite.fields import Config
 from flaxformer_lite.runs import multihost
 from flaxformer_lite.system.errors import InputError
 from flaxformer_lite.system.storage import write_whole
