@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--form", choices=get_args(Form), default="NFD", help="of the words")
     parser.add_argument("--together", action="store_true", help="one model for all languages")
     parser.add_argument("--ensemble", action="store_true", help="also score the seeds as one")
-    groups.add_flags(parser, "g2p", steps=1400)
+    groups.add_flags(parser, "g2p", steps=2800)
     options, more = parser.parse_known_args(arguments)
     if options.ensemble and len(options.seeds) < 2:
         parser.error("--ensemble: expected 2 seeds or more; add them to --seeds.")
