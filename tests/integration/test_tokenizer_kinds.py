@@ -1,4 +1,4 @@
-"""Runs with tokenizers of characters and words: data, stops, devices, packing, other starts."""
+"""Runs with tokenizers of characters, bytes and words: data, stops, devices, packing, starts."""
 
 import json
 
@@ -201,3 +201,12 @@ def test_packed_words_resume_exactly_on_1_and_8_devices_and_known_words_are_gene
     (row,) = run.tokenizer.encode([text])
     assert run.tokenizer.decode([row]) == [text] and len(row) > 1
     assert not (row[1:] == UNK).any() and (run.tokenizer.encode(["xyz"])[0] == UNK).all()
+
+
+@pytest.mark.slow
+def test_packed_bytes_resume_exactly_on_1_and_8_devices(tmp_path, quickly_compiled):
+    assert_repeats(tmp_path, {**STOPPED, "data.tokenizer": "byte", "data.packing": True})
+    run = trained.load(tmp_path / "whole")
+    assert run.config.model.vocab_size == run.tokenizer.vocab_size == 260
+    (row,) = run.tokenizer.encode(["Größe"])
+    assert len(row) == len("Größe".encode()) and run.tokenizer.decode([row]) == ["Größe"]
