@@ -142,8 +142,10 @@ class Trainer:
             raise
         finally:
             self._progress.close()
-            self.writer.flush()
-            run.checkpoints.wait()
+            try:
+                self.writer.flush()
+            finally:  # also if the disk is full: it removes a checkpoint that cannot be completed
+                run.checkpoints.wait()
         if batches.sampled:
             run_report.say(run_report.subword_sampling(batches))
 
