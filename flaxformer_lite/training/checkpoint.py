@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from flaxformer_lite.training.array_sums import Tree, average, checksums
 
 DAMAGED = ".damaged"
 UNFINISHED = ocp.utils.TMP_DIR_SUFFIX  # in the names of folders that Orbax is still writing
+SECONDS_TO_END = 60  # of a thread of Orbax after another one has failed
 
 
 @contextlib.contextmanager
@@ -71,13 +73,6 @@ def silence_abandoned_reads() -> None:
     sys.unraisablehook = hook
     logging.getLogger("asyncio").addFilter(
         lambda record: "exception was never retrieved" not in record.getMessage()
-    )
-
-
-def is_due(step: int, *, num_steps: int, eval_every: int, checkpoint_every: int) -> bool:
-    """Whether a checkpoint is scheduled at `step`; a signal may save one at any other step."""
-    return step > 0 and (
-        step % eval_every == 0 or step % checkpoint_every == 0 or step == num_steps
     )
 
 
@@ -389,6 +384,10 @@ class Checkpoints:
         except Exception as error:
             if not _is_of_a_disk(error):
                 raise
+            for thread in threading.enumerate():  # they may write other arrays of the checkpoint
+                if type(thread).__module__.startswith("orbax."):
+                    with contextlib.suppress(Exception):  # `join` raises what the thread has raised
+                        thread.join(timeout=SECONDS_TO_END)
             for entry in self._entries():
                 if not _is_finished(entry) and jax.process_index() == 0:
                     remove_tree(entry)

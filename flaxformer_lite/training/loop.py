@@ -144,7 +144,7 @@ class Trainer:
             self._progress.close()
             try:
                 self.writer.flush()
-            finally:  # also if the disk is full: it removes a checkpoint that cannot be completed
+            finally:  # a log that cannot be flushed does not cost the last checkpoint
                 run.checkpoints.wait()
         if batches.sampled:
             run_report.say(run_report.subword_sampling(batches))

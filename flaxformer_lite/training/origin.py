@@ -1,7 +1,6 @@
 """Which parameters of a run are used: of the best checkpoint or an average, raw or as an EMA."""
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 from flaxformer_lite.config import parse_average
 from flaxformer_lite.fields import Config
 from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.training import checkpoint
 from flaxformer_lite.training.checkpoint import Checkpoints
 
 # The kinds of parameters, and the part of a checkpoint that contains each.
@@ -65,10 +63,17 @@ def default_kind(config: Config) -> str:
 
 
 def schedule(config: Config) -> Callable[[int], bool]:
-    """Returns a function of a step: whether the run schedules a checkpoint at it."""
+    """Returns a function of a step: whether a checkpoint is due at it.
+
+    A signal may save one at any other step.
+    """
     train = config.train
-    every = {"eval_every": train.eval_every, "checkpoint_every": train.checkpoint_every}
-    return functools.partial(checkpoint.is_due, num_steps=train.num_steps, **every)
+
+    def due(step: int) -> bool:
+        regular = step % train.eval_every == 0 or step % train.checkpoint_every == 0
+        return step > 0 and (regular or step == train.num_steps)
+
+    return due
 
 
 def check(average: str | None, parameters: str | None) -> None:

@@ -1,5 +1,6 @@
 """Bad input ends a command with one line on standard error, exit code 2, and no new file."""
 
+import errno
 import io
 import json
 import os
@@ -15,8 +16,10 @@ import pytest
 import runs
 
 from flaxformer_lite.cli import commands, parser
+from flaxformer_lite.runs import metrics_log
 from flaxformer_lite.system import runtime, storage
 from flaxformer_lite.system.errors import NotWritten
+from flaxformer_lite.training.checkpoint import Checkpoints
 
 NO_WORKDIR = "--workdir=never_made"
 
@@ -903,6 +906,28 @@ def test_an_interrupt_from_the_keyboard_ends_a_command_with_130_and_no_traceback
 def test_several_processes_without_a_workdir_are_refused(refused, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert "--workdir: several processes need one folder" in refused("train", *runs.flags())
+
+
+@pytest.mark.slow
+def test_a_log_that_cannot_be_flushed_does_not_cost_the_last_checkpoint(tmp_path, monkeypatch):
+    calls, wait = [], Checkpoints.wait
+
+    def flush(writer):
+        calls.append("flush")
+        if calls.count("flush") > 1:  # the first one is before the checkpoint
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def recorded(checkpoints):
+        calls.append("wait")
+        wait(checkpoints)
+
+    monkeypatch.setattr(metrics_log.MetricsWriter, "flush", flush)
+    monkeypatch.setattr(Checkpoints, "wait", recorded)
+    changes = {**runs.TINY, "train.num_steps": 4, "train.checkpoint_every": 2}
+    with pytest.raises(OSError, match="No space left"):
+        runs.fit(tmp_path / "run", changes)
+    assert calls == ["flush", "flush", "flush", "wait"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["2"]
 
 
 @pytest.mark.slow

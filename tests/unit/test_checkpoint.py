@@ -1,5 +1,6 @@
 """Checkpoints: restored bit for bit on any devices, damaged ones detected, the best kept."""
 
+import asyncio
 import errno
 import functools
 import gc
@@ -14,13 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import runs
 import tensorstore
 
+from flaxformer_lite.fields import Config, TrainConfig
 from flaxformer_lite.system import errors
-from flaxformer_lite.system.errors import InputError
-from flaxformer_lite.training import array_sums, checkpoint, meshes, parallel
+from flaxformer_lite.system.errors import InputError, NotWritten
+from flaxformer_lite.training import array_sums, checkpoint, meshes, origin, parallel
 from flaxformer_lite.training.checkpoint import Checkpoints
 
 
@@ -174,21 +177,20 @@ def test_a_score_that_is_added_after_saving_counts(tmp_path):
     assert steps_in(tmp_path) == {"1", "3"}
 
 
-DUE = {"num_steps": 11, "eval_every": 6, "checkpoint_every": 4}
+DUE = origin.schedule(Config(train=TrainConfig(num_steps=11, eval_every=6, checkpoint_every=4)))
 
 
 def test_checkpoints_are_due_at_evaluations_at_checkpoint_every_and_at_the_last_step():
-    assert [step for step in range(13) if checkpoint.is_due(step, **DUE)] == [4, 6, 8, 11, 12]
+    assert [step for step in range(13) if DUE(step)] == [4, 6, 8, 11, 12]
 
 
 def test_a_checkpoint_of_a_signal_is_kept_while_it_is_the_newest_and_does_not_count(tmp_path):
-    due = functools.partial(checkpoint.is_due, **DUE)
     for saved, expected in [
         ((4, 6, 7), {"4", "6", "7"}),
         ((8,), {"6", "8"}),
         ((9,), {"6", "8", "9"}),
     ]:
-        save_steps(tmp_path, *saved, keep_newest=2, keep_best=0, due=due)
+        save_steps(tmp_path, *saved, keep_newest=2, keep_best=0, due=DUE)
         assert steps_in(tmp_path) == expected
 
 
@@ -297,6 +299,27 @@ def test_an_error_says_which_checkpoints_to_remove_so_that_an_intact_one_is_used
     assert refusal(folder, 5, {}) == reason + both
     empty_the_folder(folder / "2")
     assert refusal(folder, 5, {}).startswith(f"{reason}no other can be read: restore the folder")
+
+
+def test_what_other_threads_write_after_a_failed_write_is_removed_too(tmp_path):
+    """The parameters do not fit on the disk, and meanwhile the optimizer's state is written."""
+    checkpoints, incomplete = Checkpoints(tmp_path), tmp_path / f"4{checkpoint.UNFINISHED}"
+
+    async def write_later(part, error=None):
+        await asyncio.sleep(1)
+        (incomplete / part).mkdir(parents=True)
+        if error:
+            raise error
+
+    start = ocp.future.CommitFutureAwaitingContractedSignals
+    others = [start(write_later("progress", ValueError("no"))), start(write_later("record"))]
+    with pytest.raises(NotWritten), checkpoints._writing():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(ValueError, match="no"):
+        others[0].result()
+    others[1].result()
+    assert list(tmp_path.iterdir()) == []
+    checkpoints.close()
 
 
 def test_a_checkpoint_that_a_disk_fails_to_read_is_not_damaged_and_stays(folder):
