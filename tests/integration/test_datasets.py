@@ -420,10 +420,8 @@ def test_the_pipeline_reads_a_prepared_translation_dataset_in_both_directions(
             text.split()[-1] for text in texts.target
         ]
         assert loaded.tokenizer.decode(loaded.train.tokens.source) == texts.source
-        assert len(loaded.validation.texts) > 0 and loaded.train.batches()[0]["source"].shape == (
-            2,
-            37,
-        )
+        assert len(loaded.validation.texts) > 0
+        assert loaded.train.batches()[0]["source"].shape == (2, 37)
 
 
 # Custom text, and other datasets to evaluate on.
